@@ -1,0 +1,189 @@
+"""The tables between steps (their schemas), and the folders that hold them (their manifests).
+
+A step's output is a folder. It exists when its `manifest.json` exists: the names, sizes and SHA-256 hashes of its
+files, written last. Tables are Parquet (zstd) with a typed schema whose name and version travel in the file.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+
+_STRING, _INT, _FLOAT, _BOOL = pa.string(), pa.int64(), pa.float64(), pa.bool_()
+_IDS = pa.list_(pa.int32())
+
+SCHEMAS: dict[str, pa.Schema] = {
+    "demonstrations": pa.schema(
+        [
+            ("task", _STRING),
+            ("item_id", _STRING),  # content hash of question and response
+            ("question", _STRING),
+            ("rationale", _STRING),  # "".join(steps)
+            ("response", _STRING),  # what the policy learns to write: the rationale, then the answer marker if it lacks one
+            ("answer", _STRING),
+            ("answer_kind", _STRING),
+            ("steps", pa.list_(_STRING)),
+            ("source", _STRING),
+            ("row_number", _INT),
+            ("split", _STRING),  # train | validation | promotion | test
+        ]
+    ),
+    "rejected": pa.schema(
+        [("source", _STRING), ("row_number", _INT), ("reason", _STRING), ("message", _STRING), ("raw", _STRING)]
+    ),
+    "questions": pa.schema(
+        [
+            ("task", _STRING),
+            ("benchmark", _STRING),
+            ("item_id", _STRING),
+            ("question", _STRING),
+            ("gold", _STRING),
+            ("answer_kind", _STRING),
+            ("subject", _STRING),
+            ("split", _STRING),  # validation | promotion | test
+        ]
+    ),
+    "start_states": pa.schema(
+        [
+            ("item_id", _STRING),
+            ("start_state_id", _STRING),
+            ("task", _STRING),
+            ("stage", _INT),  # i = 0 .. M-1; 0 starts from the question
+            ("n_stages", _INT),
+            ("revealed_steps", _INT),
+            ("total_steps", _INT),
+            ("question", _STRING),
+            ("prefix", _STRING),  # prefix + remainder == response, byte for byte
+            ("remainder", _STRING),
+            ("answer", _STRING),
+            ("answer_kind", _STRING),
+        ]
+    ),
+    "rollouts": pa.schema(
+        [
+            ("item_id", _STRING),
+            ("start_state_id", _STRING),
+            ("stage", _INT),
+            ("group", _INT),
+            ("sample", _INT),
+            ("prompt_ids", _IDS),  # question and revealed prefix
+            ("prefix_length", _INT),  # how many of prompt_ids are the revealed prefix
+            ("completion_ids", _IDS),
+            ("sampling_logprobs", pa.list_(pa.float32())),
+            ("reference_logprobs", pa.list_(pa.float32())),  # null unless a KL term is on
+            ("stop_reason", _STRING),  # eos | stop_string | length | error
+            ("completion", _STRING),  # text of the revealed prefix and the completion, as graded
+            ("correct", _BOOL),
+            ("parsed", _STRING),
+            ("reason", _STRING),
+            ("reward_parts", _STRING),  # JSON: name → value or null
+            ("reward", _FLOAT),  # null: unscorable
+            ("advantage", _FLOAT),
+            ("policy_version", _INT),
+            ("seed", pa.uint64()),
+        ]
+    ),
+    "metrics": pa.schema(
+        [("step", _INT), ("name", _STRING), ("value", _FLOAT), ("round", _INT), ("generated_tokens_so_far", _INT)]
+    ),
+    "evaluations": pa.schema(
+        [
+            ("model", _STRING),
+            ("task", _STRING),
+            ("benchmark", _STRING),
+            ("split", _STRING),
+            ("item_id", _STRING),
+            ("sample", _INT),
+            ("subject", _STRING),
+            ("question", _STRING),
+            ("completion", _STRING),
+            ("completion_tokens", _INT),
+            ("extracted", _STRING),
+            ("gold", _STRING),
+            ("answer_kind", _STRING),
+            ("correct", _BOOL),
+            ("reason", _STRING),
+            ("stop_reason", _STRING),
+        ]
+    ),
+    "importance": pa.schema(
+        [
+            ("task", _STRING),
+            ("module", _STRING),
+            ("rank", _INT),
+            ("source", _STRING),  # which expert's adapter the rank came from
+            ("measure", _STRING),
+            ("value", _FLOAT),
+            ("gate", _FLOAT),
+        ]
+    ),
+}
+
+
+def write_table(path: Path, name: str, rows: Sequence[dict[str, Any]] | pa.Table) -> int:
+    """Writes `rows` as the Parquet table `name` and returns the number of rows. Missing columns become null.
+
+    Raises KeyError for an unknown table and ValueError for a column that the schema does not have.
+    """
+    schema = SCHEMAS[name].with_metadata({"ratchet_table": name, "ratchet_schema_version": str(SCHEMA_VERSION)})
+    if isinstance(rows, pa.Table):
+        table = rows.select(schema.names).cast(schema)
+    else:
+        unknown = {key for row in rows for key in row} - set(schema.names)
+        if unknown:
+            raise ValueError(f"table {name!r} has no column {sorted(unknown)}; its columns are {schema.names}")
+        table = pa.Table.from_pylist(list(rows), schema=schema)
+    pq.write_table(table, path, compression="zstd")
+    return table.num_rows
+
+
+def read_table(path: Path, name: str) -> pa.Table:
+    """Reads the table `name`. Raises ValueError where the file holds another table or another schema version."""
+    table = pq.read_table(path)
+    metadata = table.schema.metadata or {}
+    found = metadata.get(b"ratchet_table", b"?").decode(), metadata.get(b"ratchet_schema_version", b"?").decode()
+    if found != (name, str(SCHEMA_VERSION)):
+        raise ValueError(
+            f"{path} holds table {found[0]!r} version {found[1]}, wanted {name!r} version {SCHEMA_VERSION}; "
+            "make it again with this version of ratchet"
+        )
+    return table
+
+
+def read_rows(path: Path, name: str) -> list[dict[str, Any]]:
+    """`read_table` as a list of dictionaries."""
+    return read_table(path, name).to_pylist()
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's bytes, read in pieces."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def stable_hash(*parts: Any) -> str:
+    """SHA-256 over the JSON of `parts`: the same for the same values in any process."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def files_of(folder: Path) -> Iterable[Path]:
+    """Every file below `folder` but its manifest, in a stable order."""
+    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST)
+
+
+def damage(folder: Path, manifest: dict[str, Any]) -> str | None:
+    """What is wrong with the files of a folder, compared with its manifest; None where all hashes agree."""
+    for name, entry in manifest["files"].items():
+        path = folder / name
+        if not path.is_file():
+            return f"{path} is missing"
+        if path.stat().st_size != entry["bytes"] or file_hash(path) != entry["sha256"]:
+            return f"{path} is not the file that was written (its hash differs)"
+    return None

@@ -1,0 +1,140 @@
+"""Settings of the data room. Imports neither torch nor prefect, nor anything else that is slow to import."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Settings(BaseModel):
+    """Base of every settings class: unknown keys are errors, values do not change after validation."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+AnswerKind = Literal["number", "math", "choice", "label", "program", "string"]
+Segmentation = Literal["lines", "sentences", "code_lines", "tokens", "whitespace"]
+
+
+class ColumnMapping(Settings):
+    """Which columns of a user's file hold the question, the rationale and the answer."""
+
+    question: str = "question"
+    rationale: str = "rationale"
+    answer: str | None = "answer"
+    """None: the answer is read from the end of the rationale."""
+
+
+class FileSource(Settings):
+    """Demonstrations from a file: JSON lines, a JSON array, CSV or Parquet, plain or gzipped, local or any fsspec URL."""
+
+    kind: Literal["file"] = "file"
+    path: str
+    format: Literal["auto", "columns", "gsm8k", "svamp", "aqua", "math", "instruction"] = "auto"
+    """`auto` recognises the published layouts by their columns; `columns` uses `columns` below."""
+    columns: ColumnMapping | None = None
+    answer_kind: AnswerKind | None = None
+    """None: what the recognised format implies."""
+    limit: int | None = Field(None, ge=1)
+    """At most this many accepted demonstrations, chosen by content hash so that the choice does not depend on order."""
+
+
+class SuiteSource(Settings):
+    """Demonstrations from a procedural suite of data/suites/."""
+
+    kind: Literal["suite"] = "suite"
+    suite: str
+    demonstrations: int = Field(200, ge=1)
+    """Training demonstrations to draw."""
+    difficulty: int | None = Field(None, ge=1)
+    """Number of reasoning steps and the like; None: the suite's own default."""
+    seed: int = 0
+
+
+class DatasetsSource(Settings):
+    """Demonstrations through the `datasets` library: a hub name or a local path it understands."""
+
+    kind: Literal["datasets"] = "datasets"
+    name: str
+    config: str | None = None
+    split: str = "train"
+    format: Literal["auto", "columns", "gsm8k", "svamp", "aqua", "math", "instruction"] = "auto"
+    columns: ColumnMapping | None = None
+    answer_kind: AnswerKind | None = None
+    limit: int | None = Field(None, ge=1)
+
+
+Source = Annotated[FileSource | SuiteSource | DatasetsSource, Field(discriminator="kind")]
+
+
+class BenchmarkSource(Settings):
+    """Held-out questions from a benchmark of data/benchmarks/."""
+
+    name: str
+    """Name of a registered benchmark (`gsm8k`, `svamp`, ...)."""
+    path: str | None = None
+    """File in the publisher's format; None: the benchmark's hub name."""
+    limit: int | None = Field(None, ge=1)
+    """At most this many questions, chosen by content hash."""
+
+
+class Splits(Settings):
+    """How many questions are held out of the demonstrations. They share no question with training."""
+
+    validation: int = Field(100, ge=1)
+    """Chooses checkpoints and learning rates."""
+    promotion: int = Field(0, ge=0)
+    """Compares an old with a new model before promotion."""
+    test: int = Field(200, ge=0)
+    """Reported, never chosen by. Ignored where the expert names a benchmark."""
+
+
+class PlainPrompt(Settings):
+    """The prompt is a template without chat roles."""
+
+    kind: Literal["plain"] = "plain"
+    template: str = "{question}\n"
+
+
+class ChatPrompt(Settings):
+    """The prompt is the tokenizer's own chat template with the question as the user's turn."""
+
+    kind: Literal["chat"] = "chat"
+    system: str | None = None
+    template: str = "{question}"
+
+
+Prompt = Annotated[PlainPrompt | ChatPrompt, Field(discriminator="kind")]
+
+
+class NoCurriculum(Settings):
+    """Plain outcome RL: every rollout starts from the question."""
+
+    kind: Literal["none"] = "none"
+
+
+class MixedCurriculum(Settings):
+    """R³ as published: the union of the start states of all stages, sampled uniformly over stages."""
+
+    kind: Literal["mixed"] = "mixed"
+    n_stages: int = Field(5, ge=1)
+    unique: bool = False
+    """Short demonstrations collapse several stages to one start state: False keeps the repeats (published)."""
+
+
+class StagedCurriculum(Settings):
+    """One stage after another, from the last start state back to the question."""
+
+    kind: Literal["staged"] = "staged"
+    n_stages: int = Field(5, ge=1)
+
+
+Curriculum = Annotated[NoCurriculum | MixedCurriculum | StagedCurriculum, Field(discriminator="kind")]
+
+
+class RewardSettings(Settings):
+    """The outcome reward of a rollout."""
+
+    partial: float = Field(0.0, ge=0.0, lt=1.0)
+    """ε for a finite, parsable but wrong answer; R³ published 0.1 (SVAMP) and 0.2 (GSM8K). 0: off."""
+    functions: tuple[str, ...] = ()
+    """The user's reward functions by import path (`package.module:function`), added to the outcome reward."""

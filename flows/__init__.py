@@ -1,0 +1,1 @@
+"""Prefect flows, their settings and the command line. No arithmetic."""

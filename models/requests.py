@@ -1,0 +1,168 @@
+"""What a step of the models room is asked to do: settings and local paths, as JSON. Imports neither torch nor prefect.
+
+Each request names one step function, `f(request, out, report) -> dict`: `out` is an empty local folder for its files,
+`report` takes log lines and progress, and the dictionary (JSON values: row counts, figures) goes into the manifest.
+"""
+
+from pathlib import Path
+
+from data.settings import Curriculum, Prompt, RewardSettings, Settings, SuiteSource
+from models.settings import (
+    CompositionSettings,
+    Engine,
+    EvaluationSettings,
+    Model,
+    Parameters,
+    RLSettings,
+    WarmupSettings,
+)
+
+
+class Device(Settings):
+    """Where the step computes."""
+
+    device: str = "auto"
+    threads: int | None = None
+
+
+class BaseRequest(Settings):
+    """models.base:prepare → `model/` (tiny: safetensors, tokenizer), `base.json`, `metrics.parquet`."""
+
+    model: Model
+    corpus: tuple[SuiteSource, ...] = ()
+    """What a tiny model is pre-trained on."""
+    prompts: tuple[Prompt, ...] = ()
+    """The prompt of each suite of `corpus`, in the same order."""
+    excluded: tuple[Path, ...] = ()
+    """questions.parquet files whose questions must not be pre-trained on."""
+    seed: int = 0
+    compute: Device = Device()
+
+
+class PolicyFiles(Settings):
+    """A policy on disk: the base folder made by models.base:prepare, and what was trained on top of it."""
+
+    base: Path
+    weights: Path | None = None
+    """Folder with a PEFT adapter, or with full weights; None: the base itself."""
+
+
+class WarmupRequest(Settings):
+    """models.warmup:warm_up → `weights/`, `metrics.parquet`."""
+
+    policy: PolicyFiles
+    parameters: Parameters
+    prompt: Prompt
+    warmup: WarmupSettings
+    demonstrations: Path
+    """demonstrations.parquet; only its training split is used."""
+    seed: int
+    compute: Device = Device()
+
+
+class RolloutsRequest(Settings):
+    """models.rounds:generate → `rollouts.parquet`, `curriculum.json` (its state after choosing), `metrics.parquet`."""
+
+    policy: PolicyFiles
+    reference: PolicyFiles
+    """The warm-up policy; read only where a KL term is on."""
+    prompt: Prompt
+    curriculum: Curriculum
+    curriculum_state: Path | None
+    """curriculum.json of the round before; None in round 0."""
+    reward: RewardSettings
+    rl: RLSettings
+    engine: Engine
+    start_states: Path
+    """start_states.parquet"""
+    round: int
+    generated_tokens_so_far: int
+    seed: int
+    compute: Device = Device()
+
+
+class UpdateRequest(Settings):
+    """models.update:update → `weights/`, `trainer_state/`, `metrics.parquet`."""
+
+    policy: PolicyFiles
+    parameters: Parameters
+    rollouts: Path
+    """rollouts.parquet"""
+    trainer_state: Path | None
+    """trainer_state/ of the round before; None in round 0."""
+    rl: RLSettings
+    round: int
+    generated_tokens_so_far: int
+    seed: int
+    compute: Device = Device()
+
+
+class EvaluateRequest(Settings):
+    """models.evaluation:evaluate → `evaluations.parquet`."""
+
+    policy: PolicyFiles
+    model: str
+    """The name under which the answers are filed: base, warmup, plain_rl, r3, composed, ..."""
+    prompt: Prompt
+    evaluation: EvaluationSettings
+    engine: Engine
+    questions: Path
+    """questions.parquet"""
+    split: str = "test"
+    limit: int | None = None
+    seed: int = 0
+    compute: Device = Device()
+
+
+class CellRequest(Settings):
+    """models.cell:run_rounds: rounds of one cell (task, arm, seed), until its budget, `last_round` or the deadline.
+
+    Unlike the others it owns a whole folder, `url`, any fsspec URL: `rounds/0007/{rollouts,update,validation}`, each
+    published when complete; after an interruption it continues from the newest complete one.
+    """
+
+    url: str
+    key: str
+    """What the cell is made from; rounds of another key are not continued."""
+    base: Path
+    warmup: Path
+    """The warm-up's weights folder: round 0's policy, and the reference."""
+    parameters: Parameters
+    prompt: Prompt
+    curriculum: Curriculum
+    reward: RewardSettings
+    rl: RLSettings
+    evaluation: EvaluationSettings
+    engine: Engine
+    start_states: Path
+    questions: Path
+    last_round: int | None = None
+    """Do no round after this one; None: until the budget is spent."""
+    seed: int
+    compute: Device = Device()
+
+
+class ComposeRequest(Settings):
+    """models.loracoe.step:compose → `pool/`, `importance.parquet`, `gates.json`, `exported/<task>/`, `metrics.parquet`."""
+
+    base: Path
+    experts: dict[str, Path]
+    """Task → folder of its PEFT adapter."""
+    demonstrations: dict[str, Path]
+    """Task → demonstrations.parquet"""
+    prompts: dict[str, Prompt]
+    composition: CompositionSettings
+    seed: int
+    compute: Device = Device()
+
+
+class AnswerRequest(Settings):
+    """models.evaluation:answer → nothing on disk; returns the completion of one question."""
+
+    policy: PolicyFiles
+    prompt: Prompt
+    evaluation: EvaluationSettings
+    engine: Engine
+    question: str
+    prefix: str = ""
+    compute: Device = Device()

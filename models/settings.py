@@ -1,0 +1,191 @@
+"""Settings of the models room. Imports neither torch nor prefect."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from data.settings import Settings
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+class TinyLlama(Settings):
+    """A small Llama built in the run and pre-trained on procedural text: no download, no GPU."""
+
+    kind: Literal["tiny"] = "tiny"
+    hidden_size: int = Field(96, ge=8)
+    layers: int = Field(3, ge=1)
+    heads: int = Field(4, ge=1)
+    kv_heads: int = Field(4, ge=1)
+    intermediate_size: int = Field(256, ge=8)
+    context: int = Field(512, ge=32)
+    pretrain_steps: int = Field(600, ge=0)
+    pretrain_batch: int = Field(64, ge=1)
+    pretrain_learning_rate: float = Field(2e-3, gt=0)
+    pretrain_documents: int = Field(8000, ge=1)
+    """Procedural demonstrations per suite; drawn apart from every split of the experts."""
+
+
+class PretrainedModel(Settings):
+    """A causal language model by hub name or local folder, safetensors only."""
+
+    kind: Literal["pretrained"] = "pretrained"
+    name: str
+    revision: str | None = None
+    dtype: Dtype = "float32"
+    context: int | None = Field(None, ge=32)
+    """Longest prompt plus response in tokens; None: what the model's configuration says."""
+
+
+Model = Annotated[TinyLlama | PretrainedModel, Field(discriminator="kind")]
+
+
+class LoraTraining(Settings):
+    """Train a LoRA adapter; the base stays frozen."""
+
+    kind: Literal["lora"] = "lora"
+    rank: int = Field(8, ge=1)
+    alpha: float = Field(16, gt=0)
+    rslora: bool = False
+    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class FullTraining(Settings):
+    """Train every parameter, as R³ published."""
+
+    kind: Literal["full"] = "full"
+
+
+Parameters = Annotated[LoraTraining | FullTraining, Field(discriminator="kind")]
+
+
+class WarmupSettings(Settings):
+    """Supervised fine-tuning on the demonstrations before RL, loss on the response only."""
+
+    epochs: float = Field(2.0, ge=0)
+    max_steps: int | None = Field(None, ge=0)
+    batch_size: int = Field(16, ge=1)
+    learning_rate: float = Field(2e-4, gt=0)
+    warmup_ratio: float = Field(0.0, ge=0, lt=1)
+    schedule: Literal["constant", "cosine"] = "cosine"
+    weight_decay: float = Field(0.0, ge=0)
+    max_gradient_norm: float = Field(1.0, gt=0)
+    tokens_per_micro_batch: int = Field(8192, ge=1)
+
+
+class GroupMean(Settings):
+    """Dr.GRPO: reward minus the mean of its group; no division by the standard deviation."""
+
+    kind: Literal["group_mean"] = "group_mean"
+
+
+class GroupMeanStd(Settings):
+    """GRPO: group mean, divided by the group's standard deviation (ddof 1, eps 1e-4)."""
+
+    kind: Literal["group_mean_std"] = "group_mean_std"
+
+
+class LeaveOneOut(Settings):
+    """RLOO: reward minus the mean of the other rewards of its group."""
+
+    kind: Literal["leave_one_out"] = "leave_one_out"
+
+
+Advantage = Annotated[GroupMean | GroupMeanStd | LeaveOneOut, Field(discriminator="kind")]
+
+
+class ClippedRatio(Settings):
+    """PPO's clipped ratio, with bounds of its own on either side."""
+
+    kind: Literal["clipped_ratio"] = "clipped_ratio"
+    clip_low: float = Field(0.2, gt=0, le=1)
+    clip_high: float = Field(0.2, gt=0)
+    aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    """`token_mean`: one global count of trained tokens; `sequence_mean`: mean over rows of token means;
+    `constant`: sum of tokens over rows × `max_new_tokens` (Dr.GRPO)."""
+
+
+Loss = Annotated[ClippedRatio, Field(discriminator="kind")]
+
+
+class KLSettings(Settings):
+    """Penalty for leaving the warm-up policy."""
+
+    coefficient: float = Field(0.0, ge=0)
+    """0: no reference log-probabilities are computed."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    place: Literal["loss", "reward"] = "loss"
+
+
+class RLSettings(Settings):
+    """Rounds of rollouts and policy-gradient steps."""
+
+    generated_tokens: int = Field(200_000, ge=1)
+    """Budget of an arm: it stops after the round in which its sampled tokens reach this number."""
+    max_rounds: int = Field(10_000, ge=1)
+    rounds_per_task: int = Field(1, ge=1)
+    """How many rounds one Prefect task covers. The arithmetic does not depend on it."""
+    prompts: int = Field(16, ge=1)
+    """Start states a round."""
+    samples: int = Field(8, ge=1)
+    """Rollouts a start state: the group."""
+    temperature: float = Field(1.0, gt=0)
+    max_new_tokens: int = Field(256, ge=1)
+    learning_rate: float = Field(1e-5, gt=0)
+    steps: int = Field(1, ge=1)
+    """Optimiser steps a round; the round's groups are divided evenly over them."""
+    epochs: int = Field(1, ge=1)
+    """Passes over a round's rollouts."""
+    weight_decay: float = Field(0.0, ge=0)
+    max_gradient_norm: float = Field(1.0, gt=0)
+    tokens_per_micro_batch: int = Field(8192, ge=1)
+    advantage: Advantage = GroupMean()
+    loss: Loss = ClippedRatio()
+    kl: KLSettings = KLSettings()
+    validate_every: int = Field(5, ge=1)
+    """Rounds between validations; the checkpoint with the best validation accuracy is the arm's result."""
+    keep_rounds: int = Field(2, ge=1)
+    """Newest rounds whose rollouts and trainer state are kept; the chosen checkpoint is kept as well."""
+
+
+class TransformersEngine(Settings):
+    """Rollouts in the training process, with a shared prefill and a key/value cache."""
+
+    kind: Literal["transformers"] = "transformers"
+    batch_size: int = Field(128, ge=1)
+    """Rows decoded together."""
+
+
+class VLLMServerEngine(Settings):
+    """Rollouts from one or several `vllm serve` processes."""
+
+    kind: Literal["vllm_server"] = "vllm_server"
+    urls: tuple[str, ...] = ("http://127.0.0.1:8000",)
+
+
+Engine = Annotated[TransformersEngine | VLLMServerEngine, Field(discriminator="kind")]
+
+
+class CompositionSettings(Settings):
+    """LoRACoE: the experts' adapters as one pool of ranks, gates for each task."""
+
+    enabled: bool = True
+    arm: str = "r3"
+    """Whose adapters enter the pool."""
+    importance_examples: int = Field(64, ge=1)
+    """Demonstrations a task on which the gate gradient is measured."""
+    gate_steps: int = Field(40, ge=0)
+    """Optimiser steps of the task's gates; 0: gates from importance alone."""
+    gate_learning_rate: float = Field(2e-2, gt=0)
+    batch_size: int = Field(16, ge=1)
+    export: Literal["uniform", "pattern"] = "uniform"
+
+
+class EvaluationSettings(Settings):
+    """Greedy answers to held-out questions, always from the question alone."""
+
+    max_new_tokens: int = Field(256, ge=1)
+    samples: int = Field(1, ge=1)
+    temperature: float = Field(0.0, ge=0)
+    """0: greedy."""
+    confidence: float = Field(0.95, gt=0, lt=1)
