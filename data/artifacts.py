@@ -124,6 +124,23 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("gate", _FLOAT),
         ]
     ),
+    "summary": pa.schema(
+        [
+            ("task", _STRING),
+            ("benchmark", _STRING),
+            ("model", _STRING),
+            ("split", _STRING),
+            ("n", _INT),  # questions
+            ("answers", _INT),  # n × samples a question
+            ("correct", _INT),  # answers
+            ("accuracy", _FLOAT),  # mean over questions of the share of correct answers, 0 .. 1
+            ("low", _FLOAT),  # confidence interval of the accuracy over questions
+            ("high", _FLOAT),
+            ("generated_tokens", _INT),  # sampled in the training of this model for this task; null: none known
+            ("truncated_share", _FLOAT),  # answers that ended at the length limit
+            ("no_answer_share", _FLOAT),  # answers without a readable final answer
+        ]
+    ),
 }
 
 
