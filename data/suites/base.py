@@ -15,7 +15,7 @@ MARKER = "#### "
 
 @dataclass(frozen=True)
 class Example:
-    """A question with a worked demonstration. `response` is `rationale` with the answer marker, or the program itself."""
+    """A question with a worked demonstration; `response` is `rationale` and the answer marker, or the program."""
 
     question: str
     rationale: str

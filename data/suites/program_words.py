@@ -5,6 +5,7 @@ Each line needs the one amount that follows from those already known, so a wrong
 
 import random
 import re
+from itertools import pairwise
 
 from data.suites.base import Draw, Suite
 
@@ -37,7 +38,7 @@ def _draw(generator: random.Random, difficulty: int) -> Draw:
     people = generator.sample(NAMES, difficulty + 1)
     amounts = [generator.randint(5, 30)]
     clauses = [f"{people[0]} {amounts[0]}"]
-    for known, person in zip(people, people[1:]):
+    for known, person in pairwise(people):
         relation, amount = _relation(generator, amounts[-1])
         clauses.append(f"{person} {relation} {known}")
         amounts.append(amount)
