@@ -5,8 +5,8 @@ Axes: N items (questions), S samples of an item, R seeds. Accuracies and differe
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,8 +16,7 @@ _CHUNK = 4_000_000
 """Drawn values held at once: bounds the memory of a bootstrap to some tens of megabytes."""
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """A mean with its interval."""
 
     mean: float
@@ -77,11 +76,12 @@ def paired_bootstrap(
 def paired_bootstrap_seeds(
     first_RN: ArrayLike, second_RN: ArrayLike, confidence: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
 ) -> Estimate:
-    """Difference first - second over R training seeds and N questions: seeds drawn first, then questions within each.
+    """Difference first - second over R training seeds and N questions; both are drawn with replacement.
 
-    Seed r of one model is paired with seed r of the other, on the same questions. Questions are drawn anew for each
-    drawn seed (our choice: a two-level bootstrap). With one seed it is `paired_bootstrap`. Raises ValueError where
-    the shapes differ.
+    Seed r of one model is paired with seed r of the other, and column n is the same question for all seeds. One
+    resample draws R seeds, then N questions that all its seeds share (our choice: questions drawn anew for each seed
+    would average the luck of the test set away). With one seed it is `paired_bootstrap`. Raises ValueError where the
+    shapes differ.
     """
     first_RN, second_RN = _finite(first_RN, "first", 2), _finite(second_RN, "second", 2)
     if first_RN.shape != second_RN.shape:
@@ -92,9 +92,9 @@ def paired_bootstrap_seeds(
     means = np.empty(resamples)
     for part in _parts(resamples, n_seeds * n_items):
         draws = part.stop - part.start
-        seeds = generator.integers(n_seeds, size=(draws, n_seeds, 1))
-        items = generator.integers(n_items, size=(draws, n_seeds, n_items))
-        means[part] = differences_RN[seeds, items].mean(axis=(1, 2))
+        seeds = generator.integers(n_seeds, size=(draws, n_seeds))
+        items = generator.integers(n_items, size=(draws, n_items))
+        means[part] = np.take_along_axis(differences_RN[seeds].mean(axis=1), items, axis=1).mean(axis=1)
     return _percentiles(differences_RN.mean(), means, confidence)
 
 
