@@ -4,8 +4,8 @@ import string
 
 
 def character_tokenizer():
-    """A fast tokenizer with one token per printable character, BOS 1, EOS 2, PAD 0, UNK 3."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    """A fast tokenizer with one token per printable character, BOS 1 in front of a text, EOS 2, PAD 0, UNK 3."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
     characters = "".join(sorted(set(string.printable) - set("\r\x0b\x0c")))
@@ -15,6 +15,7 @@ def character_tokenizer():
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     tokenizer.decoder = decoders.Fuse()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
     )
@@ -39,3 +40,16 @@ def tiny_llama(seed: int = 0, vocabulary: int = 128, hidden: int = 32, layers: i
         pad_token_id=0,
     )
     return LlamaForCausalLM(config).eval()
+
+
+def save_base(folder, model=None, tokenizer=None):
+    """Writes `model` and `tokenizer` as a base folder (as models.base:prepare makes it) and returns the folder."""
+    import json
+
+    model = model if model is not None else tiny_llama()
+    (folder / "model").mkdir(parents=True)
+    model.save_pretrained(folder / "model")
+    (tokenizer or character_tokenizer()).save_pretrained(folder / "model")
+    base = {"kind": "tiny", "name": "model", "revision": None, "dtype": "float32", "context": None}
+    (folder / "base.json").write_text(json.dumps(base))
+    return folder

@@ -1,0 +1,77 @@
+"""The base model: built and pre-trained in the run (tiny), or named and read from safetensors (pretrained).
+
+A base folder holds `base.json` (what it is) and, for a tiny model, `model/` (safetensors, configuration, tokenizer).
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from data.artifacts import file_hash, stable_hash
+from data.errors import UserError
+
+BASE_FILE = "base.json"
+MODEL_FOLDER = "model"
+
+_file_hashes: dict[tuple[str, int, int], str] = {}
+
+
+def read_base(folder: Path) -> dict[str, Any]:
+    """`base.json` of a base folder: kind, name, revision, dtype, context. Raises UserError where it is missing."""
+    path = folder / BASE_FILE
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder} is no base model folder: it has no {BASE_FILE}; make it with models.base:prepare"
+        ) from None
+
+
+def base_name(folder: Path) -> str:
+    """What an adapter's configuration names as its base: the hub name or folder of the weights."""
+    base = read_base(folder)
+    return base["name"] if base["kind"] == "pretrained" else str(folder / MODEL_FOLDER)
+
+
+def base_hash(folder: Path) -> str:
+    """A hash over the content of the base: equal for equal weights wherever they lie. A hub model goes by its name."""
+    base = read_base(folder)
+    source = _weights_folder(folder, base)
+    files = sorted(path for path in source.rglob("*") if path.is_file()) if source is not None else []
+    contents = {path.relative_to(source).as_posix(): _remembered_hash(path) for path in files}
+    return stable_hash(base, contents)
+
+
+def _weights_folder(folder: Path, base: dict[str, Any]) -> Path | None:
+    if base["kind"] == "tiny":
+        return folder / MODEL_FOLDER
+    local = Path(base["name"]).expanduser()
+    return local if local.is_dir() else None
+
+
+def _remembered_hash(path: Path) -> str:
+    status = path.stat()
+    key = (str(path.resolve()), status.st_size, status.st_mtime_ns)
+    if key not in _file_hashes:
+        _file_hashes[key] = file_hash(path)
+    return _file_hashes[key]
+
+
+def load_base(folder: Path) -> tuple[Any, Any]:
+    """The model and the tokenizer of a base folder, from safetensors, running no code that comes with a model.
+
+    Raises UserError where the model is not there or has no safetensors; OSError where a hub cannot be reached.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    base = read_base(folder)
+    local = _weights_folder(folder, base)
+    where = str(local) if local is not None else base["name"]
+    if local is not None and not list(local.glob("*.safetensors")):
+        raise UserError(f"{where} holds no *.safetensors; convert the model's weights to safetensors")
+    options = {"revision": base["revision"], "trust_remote_code": False}
+    model = AutoModelForCausalLM.from_pretrained(
+        where, dtype=getattr(torch, base["dtype"]), use_safetensors=True, attn_implementation="sdpa", **options
+    )
+    return model, AutoTokenizer.from_pretrained(where, **options)

@@ -1,0 +1,28 @@
+"""Which processor a step computes on."""
+
+import torch
+
+from data.errors import UserError
+from models.requests import Device
+
+
+def select_device(compute: Device) -> torch.device:
+    """The torch device of `compute`, after setting its number of threads for this process.
+
+    `auto` is CUDA where there is one, the CPU otherwise. Raises UserError for a device that is not there.
+    """
+    if compute.threads is not None:
+        if compute.threads < 1:
+            raise UserError(f"compute.threads is {compute.threads}; give 1 or more, or leave it out")
+        torch.set_num_threads(compute.threads)
+    if compute.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(compute.device)
+    except RuntimeError as error:
+        raise UserError(
+            f"compute.device {compute.device!r} is no torch device ({error}); use auto, cpu or cuda"
+        ) from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("compute.device is cuda, but torch finds no CUDA device; use auto or cpu")
+    return device

@@ -1,0 +1,301 @@
+"""The policy: a base model with a LoRA adapter (or trained whole), its tokenizer and what ends its rows.
+
+The base is read once per process and stays resident. Each policy gets modules of its own around the same parameter
+tensors, so several policies (one being trained, a frozen reference) share a base that none of them can change.
+"""
+
+import copy
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import load_file
+from torch.nn.utils.rnn import pad_sequence
+
+from data.errors import UserError
+from models.base import base_hash, base_name, load_base, read_base
+from models.device import select_device
+from models.requests import Device, PolicyFiles
+from models.settings import FullTraining, LoraTraining, Parameters
+from models.tokenization import eos_ids
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+FULL_WEIGHTS = "model.safetensors"
+
+
+class TokenRow(NamedTuple):
+    """One row to score: what is conditioned on, and what was sampled after it (a sampled EOS included)."""
+
+    prompt_ids: Sequence[int]
+    completion_ids: Sequence[int]
+
+
+@dataclass
+class _Resident:
+    key: str
+    model: Any
+    tokenizer: Any
+
+
+_resident: list[_Resident] = []
+
+
+def resident_base(folder: Path, device: torch.device) -> tuple[Any, Any]:
+    """The base model of `folder` on `device` and its tokenizer: read at first use, then kept by content hash.
+
+    One base stays resident (a large one fills a GPU); it must not be changed.
+    """
+    key = f"{base_hash(folder)} {device}"
+    if not (_resident and _resident[0].key == key):
+        _resident.clear()
+        model, tokenizer = load_base(folder)
+        model.to(device).eval().requires_grad_(False)
+        _resident.append(_Resident(key, model, tokenizer))
+    return _resident[0].model, _resident[0].tokenizer
+
+
+def shared_copy(model: torch.nn.Module) -> torch.nn.Module:
+    """New modules around the same parameter and buffer tensors: adapters put into the copy leave `model` as it is."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+
+
+class Policy:
+    """A causal language model to sample from and to train.
+
+    `model` is a PeftModel or a plain transformers model, always in evaluation mode (no dropout: the first ratio of an
+    update is 1); `network` is the transformers model inside; `context` the longest row in tokens.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, device: torch.device, context: int, name: str) -> None:
+        self.model = model.eval()
+        self.tokenizer = tokenizer
+        self.device = device
+        self.context = context
+        self.name = name
+        self.eos_ids = eos_ids(self.network, tokenizer)
+
+    @classmethod
+    def load(
+        cls,
+        files: PolicyFiles,
+        parameters: Parameters | None = None,
+        compute: Device = Device(),  # noqa: B008 - frozen settings
+        trainable: bool = False,
+        seed: int = 0,
+    ) -> "Policy":
+        """Loads the policy in `files`.
+
+        With `trainable` and no weights, `parameters` says what is trained: a new adapter (B = 0, so it is the base;
+        A drawn from `seed`), or every parameter. With weights, they say what they are (a PEFT adapter or full weights).
+        Raises UserError where weights and `parameters` do not fit together, or where nothing would be trained.
+        """
+        device = select_device(compute)
+        base, tokenizer = resident_base(files.base, device)
+        if trainable and parameters is None:
+            raise UserError("a policy to train needs `parameters` (lora or full)")
+        weights = files.weights
+        if weights is not None and (weights / ADAPTER_CONFIG).is_file():
+            model = _with_adapter(shared_copy(base), weights, parameters, trainable)
+        elif weights is not None:
+            model = _with_full_weights(copy.deepcopy(base), weights, parameters, trainable)
+        elif trainable and isinstance(parameters, LoraTraining):
+            model = _with_new_adapter(shared_copy(base), parameters, seed)
+        elif trainable:
+            model = copy.deepcopy(base).requires_grad_(True)
+        else:
+            model = shared_copy(base)
+        policy = cls(model, tokenizer, device, _context(base, read_base(files.base)["context"]), base_name(files.base))
+        if trainable and not policy.trainable_parameters():
+            raise UserError(
+                "no parameter would be trained; check parameters.target_modules against the model's modules"
+            )
+        return policy
+
+    @property
+    def network(self) -> Any:
+        """The transformers model itself, adapters inside it included."""
+        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+
+    @property
+    def has_adapter(self) -> bool:
+        """Whether a LoRA adapter is attached (otherwise the model is plain, or trained whole)."""
+        return hasattr(self.model, "peft_config")
+
+    def trainable_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Names and parameters that an optimiser moves, in a fixed order."""
+        return [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+
+    def save(self, folder: Path) -> None:
+        """Writes an ordinary PEFT adapter, or full weights with their configuration: same policy, same bytes."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if not self.has_adapter:
+            self.model.save_pretrained(folder)
+            return
+        self.model.peft_config["default"].base_model_name_or_path = self.name
+        self.model.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
+        # peft writes sets in hash order and a model card with library versions: neither is the same in two processes.
+        (folder / "README.md").unlink(missing_ok=True)
+        config = json.loads((folder / ADAPTER_CONFIG).read_text())
+        for key in ("target_modules", "modules_to_save"):
+            if isinstance(config.get(key), list):
+                config[key] = sorted(config[key])
+        (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+    def completion_logprobs(
+        self, rows: Sequence[TokenRow], temperature: float = 1.0, tokens_per_micro_batch: int = 8192
+    ) -> list[torch.Tensor]:
+        """log π(completion | prompt) of each row's completion tokens: float32 tensors [C_i], in the order of `rows`.
+
+        Of the distribution softmax(logits / temperature), which is what the engine samples (temperature 0 stands for
+        greedy rows: the untempered distribution). With a gradient where torch records one; give one micro-batch
+        (`micro_batches`) at a time then, since the graphs of all are kept. Logits exist for completion positions only.
+        """
+        lengths = [len(row.prompt_ids) + len(row.completion_ids) for row in rows]
+        result: list[torch.Tensor] = [torch.empty(0)] * len(rows)
+        for indices in micro_batches(lengths, tokens_per_micro_batch):
+            batch = [rows[index] for index in indices]
+            for index, logprobs in zip(indices, self._batch_logprobs(batch, temperature), strict=True):
+                result[index] = logprobs
+        return result
+
+    def _batch_logprobs(self, rows: Sequence[TokenRow], temperature: float) -> Sequence[torch.Tensor]:
+        sequences = [torch.tensor([*row.prompt_ids, *row.completion_ids]) for row in rows]
+        # Padding on the right needs no mask: in a causal model no real position sees what comes after it.
+        ids_BT = pad_sequence(sequences, batch_first=True)
+        width = ids_BT.shape[1]
+        positions, targets = [], []
+        for index, row in enumerate(rows):
+            first, count = len(row.prompt_ids), len(row.completion_ids)
+            if first == 0:
+                raise ValueError(
+                    f"row {index} has no prompt: the first completion token has nothing to be predicted from"
+                )
+            positions.append(index * width + first - 1 + torch.arange(count))
+            targets.append(sequences[index][first:])
+        logits_NV = logits_at(self.network, ids_BT.to(self.device), torch.cat(positions).to(self.device)).float()
+        if temperature not in (0.0, 1.0):
+            logits_NV = logits_NV / temperature
+        chosen_N = logits_NV.gather(1, torch.cat(targets).to(self.device)[:, None])[:, 0]
+        return (chosen_N - logits_NV.logsumexp(-1)).split([len(row.completion_ids) for row in rows])
+
+    @contextmanager
+    def reference(self, files: PolicyFiles, compute: Device = Device()) -> Iterator["Policy"]:  # noqa: B008
+        """The frozen policy in `files` for reference log-probabilities, on the same base tensors as this one."""
+        policy = Policy.load(files, compute=compute)
+        with torch.no_grad():
+            yield policy
+
+
+def logits_at(network: Any, ids_BT: torch.Tensor, flat_N: torch.Tensor, **inputs: Any) -> torch.Tensor:
+    """Logits [N, V] at flat positions (row * T + column) of `ids_BT`; no others are computed.
+
+    The hidden states are chosen in front of the output layer, so that whatever a model does to its logits afterwards
+    (soft caps, scales) happens as ever.
+    """
+
+    def choose(_module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        hidden = arguments[0]
+        return (hidden.reshape(-1, hidden.shape[-1]).index_select(0, flat_N)[None], *arguments[1:])
+
+    handle = network.get_output_embeddings().register_forward_pre_hook(choose)
+    try:
+        inputs.setdefault("use_cache", False)
+        logits = network(input_ids=ids_BT, **inputs).logits
+    finally:
+        handle.remove()
+    return logits[0]
+
+
+def micro_batches(lengths: Sequence[int], tokens: int) -> list[list[int]]:
+    """Indices of rows in batches whose padded size (rows × longest) is at most `tokens`; a longer row goes alone.
+
+    Rows of like length go together, longest first, so that memory runs out in the first batch or never.
+    """
+    batches: list[list[int]] = []
+    width = 0
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        if not batches or (len(batches[-1]) + 1) * width > tokens:
+            batches.append([])
+            width = lengths[index]
+        batches[-1].append(index)
+    return batches
+
+
+def _context(base: Any, wanted: int | None) -> int:
+    """Longest row: what the settings say, at most what the model was made for.
+
+    A sliding window is a limit as well: within it windowed attention is ordinary attention, which is what the rollout
+    engine's masks and the trainer compute.
+    """
+    config = base.config.get_text_config()
+    windowed = getattr(config, "use_sliding_window", True)
+    limits = [
+        wanted,
+        getattr(config, "max_position_embeddings", None),
+        getattr(config, "sliding_window", None) if windowed else None,
+    ]
+    known = [limit for limit in limits if limit]
+    if not known:
+        raise UserError("the model's configuration does not say how long a row may be; set model.context")
+    return min(known)
+
+
+def _with_new_adapter(base: Any, parameters: LoraTraining, seed: int) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=parameters.rank,
+        lora_alpha=parameters.alpha,
+        use_rslora=parameters.rslora,
+        target_modules=list(parameters.target_modules),
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        try:
+            return get_peft_model(base, config)
+        except ValueError as error:
+            raise UserError(f"parameters.target_modules {list(parameters.target_modules)}: {error}") from None
+
+
+def _with_adapter(base: Any, folder: Path, parameters: Parameters | None, trainable: bool) -> Any:
+    from peft import PeftModel
+
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        raise UserError(f"{folder} has no {ADAPTER_WEIGHTS}; adapters are read from safetensors only")
+    if trainable and isinstance(parameters, FullTraining):
+        raise UserError(
+            f"{folder} holds an adapter, but parameters.kind is 'full'; use 'lora' or start from full weights"
+        )
+    model = PeftModel.from_pretrained(base, str(folder), is_trainable=trainable)
+    if trainable and isinstance(parameters, LoraTraining) and model.peft_config["default"].r != parameters.rank:
+        found = model.peft_config["default"].r
+        raise UserError(f"{folder} holds an adapter of rank {found}, but parameters.rank is {parameters.rank}")
+    return model
+
+
+def _with_full_weights(model: Any, folder: Path, parameters: Parameters | None, trainable: bool) -> Any:
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    if not files:
+        raise UserError(
+            f"{folder} has neither {ADAPTER_CONFIG} nor *.safetensors; weights are read from safetensors only"
+        )
+    if trainable and isinstance(parameters, LoraTraining):
+        raise UserError(
+            f"{folder} holds full weights, but parameters.kind is 'lora'; use 'full' or start from an adapter"
+        )
+    state = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    missing, unexpected = model.load_state_dict(state, strict=False)
+    model.tie_weights()
+    tied = set(getattr(model, "_tied_weights_keys", None) or ())
+    if unexpected or set(missing) - tied:
+        raise UserError(f"{folder} holds weights of another model: missing {missing[:3]}, unexpected {unexpected[:3]}")
+    return model.requires_grad_(trainable)
