@@ -165,6 +165,18 @@ class Policy:
         return result
 
     def _batch_logprobs(self, rows: Sequence[TokenRow], temperature: float) -> Sequence[torch.Tensor]:
+        logits_NV, targets_N = self.completion_logits(rows, temperature)
+        chosen_N = logits_NV.gather(1, targets_N[:, None])[:, 0]
+        return (chosen_N - logits_NV.logsumexp(-1)).split([len(row.completion_ids) for row in rows])
+
+    def completion_logits(
+        self, rows: Sequence[TokenRow], temperature: float = 1.0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The float32 logits [N, V] / temperature in front of every completion token of `rows`, and those tokens [N].
+
+        N runs over the completion tokens of row 0, then of row 1, and so on. One forward pass. Raises ValueError for a
+        row without a prompt.
+        """
         sequences = [torch.tensor([*row.prompt_ids, *row.completion_ids]) for row in rows]
         # Padding on the right needs no mask: in a causal model no real position sees what comes after it.
         ids_BT = pad_sequence(sequences, batch_first=True)
@@ -173,16 +185,13 @@ class Policy:
         for index, row in enumerate(rows):
             first, count = len(row.prompt_ids), len(row.completion_ids)
             if first == 0:
-                raise ValueError(
-                    f"row {index} has no prompt: the first completion token has nothing to be predicted from"
-                )
+                raise ValueError(f"row {index} has no prompt: nothing predicts its first completion token")
             positions.append(index * width + first - 1 + torch.arange(count))
             targets.append(sequences[index][first:])
         logits_NV = logits_at(self.network, ids_BT.to(self.device), torch.cat(positions).to(self.device)).float()
         if temperature not in (0.0, 1.0):
             logits_NV = logits_NV / temperature
-        chosen_N = logits_NV.gather(1, torch.cat(targets).to(self.device)[:, None])[:, 0]
-        return (chosen_N - logits_NV.logsumexp(-1)).split([len(row.completion_ids) for row in rows])
+        return logits_NV, torch.cat(targets).to(self.device)
 
     @contextmanager
     def reference(self, files: PolicyFiles, compute: Device = Device()) -> Iterator["Policy"]:  # noqa: B008

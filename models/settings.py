@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from data.settings import Settings
 
@@ -91,21 +91,54 @@ class LeaveOneOut(Settings):
     kind: Literal["leave_one_out"] = "leave_one_out"
 
 
-Advantage = Annotated[GroupMean | GroupMeanStd | LeaveOneOut, Field(discriminator="kind")]
+class GlobalNormalisation(Settings):
+    """REINFORCE++: divided by the standard deviation over the whole round."""
+
+    kind: Literal["global_normalisation"] = "global_normalisation"
+    baseline: Literal["group", "round"] = "group"
+    """`group` subtracts each group's mean first (REINFORCE++-baseline); `round` subtracts the round's mean."""
 
 
-class ClippedRatio(Settings):
-    """PPO's clipped ratio, with bounds of its own on either side."""
+Advantage = Annotated[GroupMean | GroupMeanStd | LeaveOneOut | GlobalNormalisation, Field(discriminator="kind")]
 
-    kind: Literal["clipped_ratio"] = "clipped_ratio"
-    clip_low: float = Field(0.2, gt=0, le=1)
-    clip_high: float = Field(0.2, gt=0)
+
+class _TokenLoss(Settings):
+    """What every policy loss has."""
+
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     """`token_mean`: one global count of trained tokens; `sequence_mean`: mean over rows of token means;
     `constant`: sum of tokens over rows × `max_new_tokens` (Dr.GRPO)."""
 
 
-Loss = Annotated[ClippedRatio, Field(discriminator="kind")]
+class ClippedRatio(_TokenLoss):
+    """PPO's clipped ratio, with bounds of its own on either side."""
+
+    kind: Literal["clipped_ratio"] = "clipped_ratio"
+    clip_low: float = Field(0.2, gt=0, le=1)
+    clip_high: float = Field(0.2, gt=0)
+    dual_clip: float | None = Field(None, gt=1)
+    """Bound of the loss at dual_clip × |advantage| where the advantage is negative (usual: 3); None: no bound."""
+
+
+class SequenceRatio(_TokenLoss):
+    """GSPO: one ratio a row, the geometric mean of its tokens' ratios, clipped as published (3e-4 and 4e-4)."""
+
+    kind: Literal["sequence_ratio"] = "sequence_ratio"
+    clip_low: float = Field(3e-4, gt=0, le=1)
+    clip_high: float = Field(4e-4, gt=0)
+    aggregation: Literal["token_mean", "sequence_mean", "constant"] = "sequence_mean"
+    """As in the other losses; published: the mean over rows."""
+
+
+class ClippedImportance(_TokenLoss):
+    """CISPO: REINFORCE weighted with the ratio, which is cut at `cap` and carries no gradient; no token is dropped."""
+
+    kind: Literal["clipped_importance"] = "clipped_importance"
+    cap: float = Field(5.0, ge=1)
+    """Largest ratio (5 is our choice from the range that is in use)."""
+
+
+Loss = Annotated[ClippedRatio | SequenceRatio | ClippedImportance, Field(discriminator="kind")]
 
 
 class KLSettings(Settings):
@@ -131,9 +164,9 @@ class RLSettings(Settings):
     """Rollouts a start state: the group."""
     temperature: float = Field(1.0, gt=0)
     max_new_tokens: int = Field(256, ge=1)
-    learning_rate: float = Field(1e-5, gt=0)
+    learning_rate: float = Field(1e-5, ge=0)
     steps: int = Field(1, ge=1)
-    """Optimiser steps a round; the round's groups are divided evenly over them."""
+    """Optimiser steps an epoch; the round's groups are divided evenly over them."""
     epochs: int = Field(1, ge=1)
     """Passes over a round's rollouts."""
     weight_decay: float = Field(0.0, ge=0)
@@ -142,10 +175,39 @@ class RLSettings(Settings):
     advantage: Advantage = GroupMean()
     loss: Loss = ClippedRatio()
     kl: KLSettings = KLSettings()
+    entropy_coefficient: float = Field(0.0, ge=0)
+    """Entropy bonus: the loss falls by this times the mean entropy of the trained tokens' distributions (nats)."""
+    engine_ratio_cap: float | None = Field(2.0, ge=1)
+    """Truncated importance correction: each token's loss is weighted with min(p_trainer / p_engine, this) under the
+    policy that sampled it; 1 to rounding where both compute alike. None: no correction."""
+    train_truncated: bool = True
+    """Whether rollouts that ended at the length limit are trained on; False masks them."""
+    gradient_checkpointing: bool = False
+    """Recompute the layers' activations in the backward pass: less memory, about a third more arithmetic."""
     validate_every: int = Field(5, ge=1)
     """Rounds between validations; the checkpoint with the best validation accuracy is the arm's result."""
     keep_rounds: int = Field(2, ge=1)
     """Newest rounds whose rollouts and trainer state are kept; the chosen checkpoint is kept as well."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "RLSettings":
+        if self.prompts % self.steps:
+            raise ValueError(
+                f"rl.steps is {self.steps}, which does not divide rl.prompts ({self.prompts}): the last step would be "
+                "smaller than the others; choose a divisor"
+            )
+        alone = isinstance(self.advantage, GlobalNormalisation) and self.advantage.baseline == "round"
+        if self.samples == 1 and not alone:
+            raise ValueError(
+                f"rl.samples is 1, but the advantage {self.advantage.kind!r} compares the samples of a group: all "
+                "advantages would be 0; use at least 2 samples, or global_normalisation with baseline round"
+            )
+        if self.kl.coefficient and self.kl.place == "loss" and self.kl.estimator == "k1":
+            raise ValueError(
+                "rl.kl.estimator k1 in the loss has a gradient of mean 0 and ignores the reference; "
+                "use k2 or k3, or rl.kl.place reward"
+            )
+        return self
 
 
 class TransformersEngine(Settings):
@@ -174,11 +236,14 @@ class CompositionSettings(Settings):
     """Whose adapters enter the pool."""
     importance_examples: int = Field(64, ge=1)
     """Demonstrations a task on which the gate gradient is measured."""
+    importance_at: Literal["zeros", "ones"] = "zeros"
+    """The gates at which the gradient is taken: the base alone, or the sum of all adapters."""
     gate_steps: int = Field(40, ge=0)
     """Optimiser steps of the task's gates; 0: gates from importance alone."""
     gate_learning_rate: float = Field(2e-2, gt=0)
     batch_size: int = Field(16, ge=1)
     export: Literal["uniform", "pattern"] = "uniform"
+    """One rank for all layers, or each its own. Gates that are one adapter whole and alone are copied bit for bit."""
 
 
 class EvaluationSettings(Settings):
