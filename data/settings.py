@@ -1,14 +1,27 @@
 """Settings of the data room. Imports neither torch nor prefect, nor anything else that is slow to import."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Settings(BaseModel):
     """Base of every settings class: unknown keys are errors, values do not change after validation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_kinds(cls, values: Any) -> Any:
+        """A table without `kind` is of the field's default kind: `curriculum.n_stages = 6` means the default one's."""
+        if not isinstance(values, dict):
+            return values
+        filled = dict(values)
+        for name, field in cls.model_fields.items():
+            kind = getattr(field.default, "kind", None)
+            if kind is not None and isinstance(filled.get(name), dict) and "kind" not in filled[name]:
+                filled[name] = {"kind": kind, **filled[name]}
+        return filled
 
 
 AnswerKind = Literal["number", "math", "choice", "label", "program", "string"]

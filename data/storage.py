@@ -10,13 +10,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import fsspec
 
 from data.artifacts import MANIFEST, SCHEMA_VERSION, damage, file_hash, files_of, stable_hash
+from data.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -185,6 +186,20 @@ def fetch(ref: ArtifactRef | str) -> Path:
     return cache
 
 
-def reference_as_json(ref: ArtifactRef) -> dict[str, Any]:
-    """`ref` as JSON values."""
-    return asdict(ref)
+def fingerprint(path: str) -> str:
+    """What the content of a user's file is known by: its hash, or what an object store says of it.
+
+    Raises UserError where there is no file.
+    """
+    if is_local(path):
+        file = local_path(path)
+        if file.is_dir():
+            raise UserError(f"{path} is a folder; name a file in it")
+        if not file.is_file():
+            raise UserError(f"{path} does not exist (looked in {Path.cwd()}); name an existing file")
+        return file_hash(file)
+    filesystem, inner = _filesystem(path)
+    try:
+        return str(filesystem.ukey(inner))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; name an existing object") from None

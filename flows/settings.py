@@ -1,9 +1,10 @@
-"""The settings of a run, read from a preset, a file and the command line. Imports neither torch nor prefect."""
+"""The settings of a run. Imports neither torch nor prefect. `flows.config` reads them; DESIGN: one class a choice."""
 
 import re
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from data.settings import (
     AnswerKind,
@@ -47,16 +48,10 @@ class ComputeSettings(Settings):
     """After this long the child process is killed and the step counts as timed out."""
 
 
-class ExpertSettings(Settings):
-    """One task: its demonstrations, how they are cut and graded, and its own values of the shared sections."""
+class SharedSections(Settings):
+    """Sections that may stand at the top (for every expert), in an expert, and in an arm; the later one wins."""
 
-    source: Source
-    test: BenchmarkSource | None = None
-    """None: the test questions are held out of the demonstrations."""
     splits: Splits = Splits()
-    segmentation: Segmentation = "lines"
-    answer_kind: AnswerKind | None = None
-    """None: what the source says."""
     prompt: Prompt = PlainPrompt()
     reward: RewardSettings = RewardSettings()
     curriculum: Curriculum = MixedCurriculum()
@@ -65,25 +60,54 @@ class ExpertSettings(Settings):
     evaluation: EvaluationSettings = EvaluationSettings()
 
 
-class ArmSettings(ExpertSettings):
-    """An expert's settings with one arm's own values laid over them: what one cell (task, arm, seed) runs."""
+class ExpertSettings(SharedSections):
+    """One task: its demonstrations, how they are cut and graded, and its values of the shared sections."""
+
+    source: Source
+    test: BenchmarkSource | None = None
+    """None: the test questions are held out of the demonstrations."""
+    segmentation: Segmentation = "lines"
+    answer_kind: AnswerKind | None = None
+    """None: what the source says."""
 
 
-class RunSettings(Settings):
-    """Everything a run depends on. `experts` and `arms` are resolved: see `flows.config.resolve`."""
+class ArmOverrides(Settings):
+    """What an arm may change: sections that come after the shared warm-up."""
+
+    curriculum: dict[str, Any] = {}
+    reward: dict[str, Any] = {}
+    rl: dict[str, Any] = {}
+
+
+class RunSettings(BaseSettings):
+    """Everything that a run depends on, each expert and arm spelled out (`flows.config.load` lays the layers)."""
+
+    model_config = {**Settings.model_config, "env_prefix": "RATCHET_"}
 
     name: str = Field("tiny", pattern=NAME)
-    root: str = "runs"
+    root: str = Field("runs", min_length=1)
     """Folder of the runs: a local path or any fsspec URL."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**31)
     model: Model
     parameters: Parameters = LoraTraining()
     engine: Engine = TransformersEngine()
     experts: dict[str, ExpertSettings] = Field(min_length=1)
-    arms: dict[str, dict[str, Any]] = {"plain_rl": {"curriculum": {"kind": "none"}}, "r3": {"curriculum": {"kind": "mixed"}}}
-    """Arm name → overrides of `curriculum`, `rl` and `reward` for every expert."""
+    arms: dict[str, ArmOverrides] = {
+        "plain_rl": ArmOverrides(curriculum={"kind": "none"}),
+        "r3": ArmOverrides(curriculum={"kind": "mixed"}),
+    }
+    """Arm → what it changes for every expert; each arm starts from the same warm-up."""
     composition: CompositionSettings = CompositionSettings()
     compute: ComputeSettings = ComputeSettings()
+
+    _fill_kinds = model_validator(mode="before")(Settings._default_kinds.__func__)
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, **_: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Nothing but what is passed in: the environment does not change a run."""
+        return (init_settings,)
 
     @model_validator(mode="after")
     def _consistent(self) -> "RunSettings":
@@ -91,9 +115,15 @@ class RunSettings(Settings):
             for name in names:
                 if not re.match(NAME, name):
                     raise ValueError(f"{kind}.{name}: use lower-case letters, digits, '_', '-' and '.' in the name")
-        if self.composition.enabled and self.composition.arm not in self.arms:
-            raise ValueError(
-                f"composition.arm is {self.composition.arm!r}, which is not one of the arms {sorted(self.arms)}; "
-                "name one of them or set composition.enabled false"
-            )
+        if self.composition.enabled:
+            if self.composition.arm not in self.arms:
+                raise ValueError(
+                    f"composition.arm is {self.composition.arm!r}, which is not one of the arms {sorted(self.arms)}; "
+                    "name one of them or set composition.enabled false"
+                )
+            if self.parameters.kind != "lora":
+                raise ValueError(
+                    "composition.enabled needs LoRA experts, but parameters.kind is 'full'; "
+                    "set composition.enabled false or parameters.kind lora"
+                )
         return self

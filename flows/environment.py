@@ -1,0 +1,25 @@
+"""What Prefect must be told before it is imported, so that one command works without a server of one's own."""
+
+import os
+
+DEFAULTS = {
+    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
+    # a cold database takes longer than Prefect's own limit of 20 s on a slow disk
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
+    # unbatched, an embedded server loses most task runs when the command ends
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+    "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "DO_NOT_TRACK": "1",
+    "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+}
+
+
+def prepare(console_level: str = "ERROR") -> None:
+    """Sets what is not set already; call before the first import of prefect. The terminal shows our own lines."""
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", console_level)

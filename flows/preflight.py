@@ -1,0 +1,65 @@
+"""What can be seen to be wrong before anything is started: files, names, folders. Imports neither torch nor prefect."""
+
+import os
+from pathlib import Path
+
+from data import storage
+from data.errors import UserError
+from data.suites import SUITES
+from flows.settings import RunSettings
+
+
+def check(settings: RunSettings) -> None:
+    """Raises UserError for a source that is not there, an unknown suite or benchmark, or a root that is no folder."""
+    for task, expert in settings.experts.items():
+        field = f"experts.{task}"
+        source = expert.source
+        if source.kind == "file":
+            _file(f"{field}.source.path", source.path)
+        elif source.kind == "suite":
+            _suite(f"{field}.source", source.suite, source.difficulty)
+        if expert.test is not None:
+            _benchmark(f"{field}.test", expert.test.name, expert.test.path)
+    _root(settings.root)
+
+
+def _file(field: str, path: str) -> None:
+    if not storage.is_local(path):
+        return
+    local = storage.local_path(path)
+    if local.is_dir():
+        raise UserError(f"{field}: {path} is a folder; name a file in it")
+    if not local.exists():
+        raise UserError(f"{field}: {path} does not exist (looked in {Path.cwd()}); name an existing file")
+    if not os.access(local, os.R_OK):
+        raise UserError(f"{field}: {path} may not be read by this user; change its permissions")
+
+
+def _suite(field: str, name: str, difficulty: int | None) -> None:
+    if name not in SUITES:
+        raise UserError(f"{field}.suite: there is no suite {name!r}; choose one of {', '.join(sorted(SUITES))}")
+    allowed = SUITES[name].difficulties
+    if difficulty is not None and difficulty not in allowed:
+        raise UserError(
+            f"{field}.difficulty: suite {name!r} has no difficulty {difficulty}; choose from {list(allowed)}"
+        )
+
+
+def _benchmark(field: str, name: str, path: str | None) -> None:
+    from data.benchmarks import BENCHMARKS
+
+    if name not in BENCHMARKS:
+        raise UserError(f"{field}.name: there is no benchmark {name!r}; choose one of {', '.join(sorted(BENCHMARKS))}")
+    if path is not None:
+        _file(f"{field}.path", path)
+
+
+def _root(root: str) -> None:
+    if not storage.is_local(root):
+        return
+    folder = storage.local_path(root).absolute()
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not existing.is_dir():
+        raise UserError(f"root: {existing} is a file; choose a folder with --root")
+    if not os.access(existing, os.W_OK):
+        raise UserError(f"root: {existing} may not be written by this user; choose another folder with --root")

@@ -1,0 +1,31 @@
+"""Composition (LoRACoE): the experts' adapters as one pool of ranks, one exported adapter a task."""
+
+from data.settings import Prompt
+from data.storage import ArtifactRef
+from models.requests import ComposeRequest, Device
+from models.settings import CompositionSettings
+from tasks.steps import Inputs, RunContext, run_step, step_task
+
+
+@step_task("compose")
+def compose(
+    run: RunContext,
+    base: ArtifactRef,
+    experts: dict[str, ArtifactRef],
+    demonstrations: dict[str, ArtifactRef],
+    prompts: dict[str, Prompt],
+    settings: CompositionSettings,
+    seed: int,
+) -> ArtifactRef:
+    """Publishes `loracoe/`. `experts` are the results of their cells, whose adapter lies in `weights/`."""
+    inputs = Inputs()
+    request = ComposeRequest(
+        base=inputs.add(base),
+        experts={task: inputs.add(ref) / "weights" for task, ref in experts.items()},
+        demonstrations={task: inputs.add(ref) / "demonstrations.parquet" for task, ref in demonstrations.items()},
+        prompts=prompts,
+        composition=settings,
+        seed=seed,
+        compute=Device(device=run.device, threads=run.threads),
+    )
+    return run_step("compose", "models.loracoe.step:compose", request, run.url("loracoe"), inputs, run)

@@ -1,0 +1,37 @@
+"""Evaluation: greedy answers of one model to the held-out questions of one task."""
+
+from data.settings import Prompt
+from data.storage import ArtifactRef
+from models.requests import Device, EvaluateRequest, PolicyFiles
+from models.settings import Engine, EvaluationSettings
+from tasks.steps import Inputs, RunContext, run_step, step_task
+
+
+@step_task("evaluate-{model}-{task}")
+def evaluate(
+    run: RunContext,
+    model: str,
+    task: str,
+    base: ArtifactRef,
+    weights: tuple[ArtifactRef, str] | None,
+    demonstrations: ArtifactRef,
+    prompt: Prompt,
+    settings: EvaluationSettings,
+    engine: Engine,
+    seed: int,
+) -> ArtifactRef:
+    """Publishes `evaluation/<model>/<task>/`. `weights` is the output and the folder in it; None: the base itself."""
+    inputs = Inputs()
+    weights_folder = inputs.add(weights[0]) / weights[1] if weights else None
+    request = EvaluateRequest(
+        policy=PolicyFiles(base=inputs.add(base), weights=weights_folder),
+        model=model,
+        prompt=prompt,
+        evaluation=settings,
+        engine=engine,
+        questions=inputs.add(demonstrations) / "questions.parquet",
+        seed=seed,
+        compute=Device(device=run.device, threads=run.threads),
+    )
+    url = run.url("evaluation", model, task)
+    return run_step(f"evaluate {model} on {task}", "models.evaluation:evaluate", request, url, inputs, run)

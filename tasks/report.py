@@ -1,0 +1,67 @@
+"""The report of a run, and what of it is shown as Prefect artifacts."""
+
+from pathlib import Path
+from typing import Any
+
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.client.schemas.objects import State
+
+from data import storage
+from data.report.request import CellFiles, IngestedTask, ReportRequest
+from data.storage import ArtifactRef
+from tasks.steps import Inputs, RunContext, artifact_key, run_step, step_task
+
+
+def request_for(
+    run: RunContext,
+    inputs: Inputs,
+    settings: dict[str, Any],
+    demonstrations: dict[str, ArtifactRef],
+    starts: dict[tuple[str, str], ArtifactRef],
+    cells: dict[tuple[str, str], ArtifactRef],
+    composition: ArtifactRef | None,
+    evaluations: list[ArtifactRef],
+    seed: int,
+    versions: dict[str, str],
+) -> ReportRequest:
+    """What the report is made from; every part becomes one of `inputs`."""
+    return ReportRequest(
+        run_name=run.name,
+        settings=settings,
+        ingestion=tuple(IngestedTask(task=task, folder=inputs.add(ref)) for task, ref in demonstrations.items()),
+        evaluations=tuple(inputs.add(ref) / "evaluations.parquet" for ref in evaluations),
+        cells=tuple(
+            CellFiles(
+                task=task,
+                arm=arm,
+                seed=seed,
+                folder=inputs.add(ref),
+                metrics=inputs.add(ref) / "metrics.parquet",
+                rollouts=inputs.add(ref) / "rollouts.parquet",
+                start_states=inputs.add(starts[task, arm]) / "start_states.parquet",
+            )
+            for (task, arm), ref in cells.items()
+        ),
+        importance=inputs.add(composition) / "importance.parquet" if composition is not None else None,
+        versions=versions,
+    )
+
+
+@step_task("report")
+def report(
+    run: RunContext,
+    settings: dict[str, Any],
+    demonstrations: dict[str, ArtifactRef],
+    starts: dict[tuple[str, str], ArtifactRef],
+    cells: dict[tuple[str, str], ArtifactRef],
+    composition: ArtifactRef | None,
+    evaluations: list[ArtifactRef],
+    seed: int,
+    versions: dict[str, str],
+) -> ArtifactRef | State:
+    """Publishes `report/`."""
+    inputs = Inputs()
+    request = request_for(
+        run, inputs, settings, demonstrations, starts, cells, composition, evaluations, seed, versions
+    )
+    return run_step("report", "data.report.build:build", request, run.url("report"), inputs, run)
