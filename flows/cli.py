@@ -84,12 +84,14 @@ def _run_or_plan(options: argparse.Namespace, rest: Sequence[str]) -> int:
     settings, overrides = settings_of(options, rest)
     from flows import preflight
 
-    preflight.check(settings)
     if options.command == "plan":
         from flows.plan import print_plan
 
         print_plan(settings)
+        for problem in preflight.problems(settings):
+            print(f"before it can run: {problem}")
         return OK
+    preflight.check(settings)
     from flows.run import run
 
     return run(options.preset, overrides, settings)

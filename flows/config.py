@@ -168,6 +168,9 @@ def explain(error: ValidationError, prefix: str = "") -> str:
             near = difflib.get_close_matches(location[-1], known, 1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             lines.append(f"{field}: there is no such setting; {hint}the settings here are {', '.join(known) or 'none'}")
+        elif entry["type"] == "union_tag_invalid":
+            context = entry["ctx"]
+            lines.append(f"{field}.kind: there is no kind {context['tag']!r}; choose one of {context['expected_tags']}")
         elif entry["type"] == "value_error":
             lines.append(reason if not location else f"{field}: {reason}")
         else:

@@ -6,21 +6,46 @@ from pathlib import Path
 from data import storage
 from data.errors import UserError
 from data.suites import SUITES
-from flows.settings import RunSettings
+from flows.settings import ExpertSettings, RunSettings
+from models.settings import Model
 
 
 def check(settings: RunSettings) -> None:
-    """Raises UserError for a source that is not there, an unknown suite or benchmark, or a root that is no folder."""
+    """Raises UserError, one line each, for what `problems` finds."""
+    found = problems(settings)
+    if found:
+        raise UserError("\n".join(found))
+
+
+def problems(settings: RunSettings) -> list[str]:
+    """A source that is not there, an unknown suite or benchmark, a model not fetched yet, a root that is no folder."""
+    checks = [lambda: _model(settings.model), lambda: _root(settings.root)]
     for task, expert in settings.experts.items():
-        field = f"experts.{task}"
-        source = expert.source
-        if source.kind == "file":
-            _file(f"{field}.source.path", source.path)
-        elif source.kind == "suite":
-            _suite(f"{field}.source", source.suite, source.difficulty)
-        if expert.test is not None:
-            _benchmark(f"{field}.test", expert.test.name, expert.test.path)
-    _root(settings.root)
+        checks.append(lambda task=task, expert=expert: _expert(f"experts.{task}", expert))
+    found = []
+    for check_one in checks:
+        try:
+            check_one()
+        except UserError as error:
+            found.append(str(error))
+    return found
+
+
+def _expert(field: str, expert: ExpertSettings) -> None:
+    source = expert.source
+    if source.kind == "file":
+        _file(f"{field}.source.path", source.path)
+    elif source.kind == "suite":
+        _suite(f"{field}.source", source.suite, source.difficulty)
+    if expert.test is not None:
+        _benchmark(f"{field}.test", expert.test.name, expert.test.path)
+
+
+def _model(model: Model) -> None:
+    if model.kind == "pretrained" and model.name.startswith((".", "/", "~")):
+        folder = Path(model.name).expanduser()
+        if not (folder / "config.json").is_file():
+            raise UserError(f"model.name: {model.name} holds no config.json; name a model's folder or a hub name")
 
 
 def _file(field: str, path: str) -> None:

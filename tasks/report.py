@@ -1,15 +1,12 @@
 """The report of a run, and what of it is shown as Prefect artifacts."""
 
-from pathlib import Path
 from typing import Any
 
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.schemas.objects import State
 
-from data import storage
 from data.report.request import CellFiles, IngestedTask, ReportRequest
 from data.storage import ArtifactRef
-from tasks.steps import Inputs, RunContext, artifact_key, run_step, step_task
+from tasks.steps import Inputs, RunContext, run_step, step_task
 
 
 def request_for(

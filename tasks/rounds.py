@@ -1,12 +1,13 @@
 """Rounds of one cell (task, arm, seed): rollouts, then an update, until the budget of generated tokens is spent."""
 
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
+
 from data import storage
 from data.settings import Curriculum, Prompt, RewardSettings
 from data.storage import ArtifactRef
 from models.requests import CellRequest, Device
 from models.settings import Engine, EvaluationSettings, Parameters, RLSettings
-from prefect.client.schemas.objects import State
-from prefect.states import Completed
 from tasks import compute, display
 from tasks.steps import Inputs, RunContext, TaskReport, configured, result_of, step_key, step_task
 
