@@ -5,6 +5,7 @@ tensors, so several policies (one being trained, a frozen reference) share a bas
 """
 
 import copy
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -72,12 +73,13 @@ class Policy:
     update is 1); `network` is the transformers model inside; `context` the longest row in tokens.
     """
 
-    def __init__(self, model: Any, tokenizer: Any, device: torch.device, context: int, name: str) -> None:
+    def __init__(self, model: Any, tokenizer: Any, files: PolicyFiles, compute: Device) -> None:
         self.model = model.eval()
         self.tokenizer = tokenizer
-        self.device = device
-        self.context = context
-        self.name = name
+        self.files = files
+        self.compute = compute
+        self.device = select_device(compute)
+        self.context = _context(self.network, read_base(files.base)["context"])
         self.eos_ids = eos_ids(self.network, tokenizer)
 
     @classmethod
@@ -110,7 +112,7 @@ class Policy:
             model = copy.deepcopy(base).requires_grad_(True)
         else:
             model = shared_copy(base)
-        policy = cls(model, tokenizer, device, _context(base, read_base(files.base)["context"]), base_name(files.base))
+        policy = cls(model, tokenizer, files, compute)
         if trainable and not policy.trainable_parameters():
             raise UserError(
                 "no parameter would be trained; check parameters.target_modules against the model's modules"
@@ -131,13 +133,24 @@ class Policy:
         """Names and parameters that an optimiser moves, in a fixed order."""
         return [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
 
+    def adapter_hash(self) -> str | None:
+        """SHA-256 over the adapter's tensors: whether an engine samples with what was trained; None: no adapter."""
+        if not self.has_adapter:
+            return None
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.model.state_dict().items()):
+            if "lora_" in name:
+                digest.update(name.encode())
+                digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
     def save(self, folder: Path) -> None:
         """Writes an ordinary PEFT adapter, or full weights with their configuration: same policy, same bytes."""
         folder.mkdir(parents=True, exist_ok=True)
         if not self.has_adapter:
             self.model.save_pretrained(folder)
             return
-        self.model.peft_config["default"].base_model_name_or_path = self.name
+        self.model.peft_config["default"].base_model_name_or_path = base_name(self.files.base)
         self.model.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
         # peft writes sets in hash order and a model card with library versions: neither is the same in two processes.
         (folder / "README.md").unlink(missing_ok=True)
@@ -194,9 +207,9 @@ class Policy:
         return logits_NV, torch.cat(targets).to(self.device)
 
     @contextmanager
-    def reference(self, files: PolicyFiles, compute: Device = Device()) -> Iterator["Policy"]:  # noqa: B008
+    def reference(self, files: PolicyFiles) -> Iterator["Policy"]:
         """The frozen policy in `files` for reference log-probabilities, on the same base tensors as this one."""
-        policy = Policy.load(files, compute=compute)
+        policy = Policy.load(files, compute=self.compute)
         with torch.no_grad():
             yield policy
 
