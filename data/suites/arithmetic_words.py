@@ -54,8 +54,9 @@ def _draw(generator: random.Random, difficulty: int) -> Draw:
             value, event = _step_back(generator, value)
             events.append(event)
         events.reverse()
-        # A doubling or halving after the first event makes the order matter.
-        if difficulty < 2 or any(event in SCALES for event in events[1:]):
+        # A doubling or halving after the first event makes the order matter. No second event of two can be one where
+        # the answer is odd and above half of HIGH.
+        if difficulty < 3 or any(event in SCALES for event in events[1:]):
             break
     name, thing = generator.choice(NAMES), generator.choice(THINGS)
     question = f"{name} has {value} {thing}, {', '.join(events)}. How many now?"
