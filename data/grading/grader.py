@@ -1,0 +1,122 @@
+"""`grade`: is the answer of a text the gold answer?"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from data.errors import UserError
+from data.grading import numbers, words
+from data.grading.quantities import equal_quantities, parse_quantity, show
+from data.grading.selection import Reader, Selected, select
+
+KINDS = ("number", "math", "choice", "label", "program", "string")
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """`correct`; `parsed` is the answer that was read in a short normal form, None without one; `reason` is "correct",
+    "wrong", or why nothing could be read or compared ("no_answer", "several_answers", "timeout", ...)."""
+
+    correct: bool
+    parsed: str | None
+    reason: str
+
+
+def grade(prediction: str, gold: str, kind: str = "number") -> Grade:
+    """Whether the text `prediction` ends in the answer `gold`, by the policy of docs/grading.md.
+
+    kind: number, math (LaTeX), choice (a letter), label (a closed set of words), program (`def solution():`, run in the
+    sandbox), string (exact up to case and white space). Never raises for what the texts hold and always returns by its
+    deadline; a gold that cannot be read grades everything wrong with the reason "bad_gold". UserError for another kind.
+    """
+    if not isinstance(prediction, str) or not isinstance(gold, str):
+        raise UserError(
+            f"grade needs two texts, got {type(prediction).__name__} and {type(gold).__name__}: convert the columns"
+        )
+    grader = _GRADERS.get(kind)
+    if grader is None:
+        raise UserError(f"answer kind {kind!r} is not known: use one of {', '.join(KINDS)}")
+    return grader(prediction, gold)
+
+
+def _verdict(correct: bool, parsed: str | None) -> Grade:
+    return Grade(correct, parsed, "correct" if correct else "wrong")
+
+
+def _unread(selected: Selected) -> Grade:
+    return Grade(False, None, selected.reason)
+
+
+def _grade_number(prediction: str, gold: str) -> Grade:
+    expected = parse_quantity(gold.strip())
+    if expected is None:
+        return Grade(False, None, "bad_gold")
+    selected = select(prediction, numbers.READER)
+    if selected.value is None:
+        return _unread(selected)
+    return _verdict(equal_quantities(selected.value, expected), show(selected.value.value))
+
+
+def _grade_words(prediction: str, expected: str | None, reader: Reader) -> Grade:
+    if expected is None:
+        return Grade(False, None, "bad_gold")
+    selected = select(prediction, reader)
+    if selected.value is None:
+        return _unread(selected)
+    return _verdict(selected.value == expected, selected.value)
+
+
+def _grade_choice(prediction: str, gold: str) -> Grade:
+    return _grade_words(prediction, words.parse_choice(gold), words.CHOICE)
+
+
+@lru_cache(maxsize=256)
+def _label_reader(gold: str) -> Reader:
+    return words.label_reader(gold)
+
+
+def _grade_label(prediction: str, gold: str) -> Grade:
+    expected = words.parse_label(gold)
+    return _grade_words(prediction, expected, _label_reader(expected) if expected else words.STRING)
+
+
+def _grade_string(prediction: str, gold: str) -> Grade:
+    return _grade_words(prediction, words.normal_string(gold), words.STRING)
+
+
+def _grade_program(prediction: str, gold: str) -> Grade:
+    from data.sandbox import run_program
+
+    expected = parse_quantity(gold.strip())
+    if expected is None:
+        return Grade(False, None, "bad_gold")
+    result = run_program(prediction)
+    if not result.ok:
+        return Grade(False, None, result.reason)
+    value = Fraction(result.text)
+    return _verdict(_near(value, expected.value), show(value))
+
+
+def _near(value: Fraction, gold: Fraction) -> bool:
+    """Programs compute in binary64: equal within 1e-9 of the gold (our choice)."""
+    return abs(value - gold) <= abs(gold) * Fraction(1, 10**9)
+
+
+def _grade_math(prediction: str, gold: str) -> Grade:
+    expected = numbers.parse_number(gold)
+    if expected is None:
+        return _grade_string(prediction, gold)
+    selected = select(prediction, numbers.READER)
+    if selected.value is None:
+        return _unread(selected)
+    return _verdict(equal_quantities(selected.value, expected), show(selected.value.value))
+
+
+_GRADERS = {
+    "number": _grade_number,
+    "math": _grade_math,
+    "choice": _grade_choice,
+    "label": _grade_label,
+    "program": _grade_program,
+    "string": _grade_string,
+}

@@ -1,0 +1,83 @@
+"""Answers that are one number (GSM8K, SVAMP, AIME and their like)."""
+
+import re
+
+from data.grading.extraction import last_sentence
+from data.grading.quantities import Quantity, equal_quantities, parse_quantity, plain_text
+from data.grading.selection import Reader
+
+_HAZARDS = re.compile(
+    r"\b(?:or|either|neither|nor|not|cannot|between|about|approximately|around|almost|nearly|roughly|maybe|perhaps|possibly"
+    r"|probably|guess|if|unless|than|until|half|twice|double|triple|third|quarter|two|three|four|five|six|seven|eight|nine"
+    r"|ten|eleven|twelve|twenty|thirty|forty|fifty|step|ago)\b|n['’]t\b|\?|≈|~|\\approx|√|\\sqrt|\^",
+    re.IGNORECASE,
+)
+_CLUSTER = re.compile(r"[0-9][0-9,./:]*|\.[0-9]+")
+_SCALE_AFTER = re.compile(
+    r"\s*(?:%|percent\b|hundred\b|thousand\b|million\b|billion\b|trillion\b|dozen\b)", re.IGNORECASE
+)
+_COMPLETE = re.compile(r"[.!][\"'”)*_]*$")
+
+
+def parse_number(text: str) -> Quantity | None:
+    """A marked answer: one number, or an equation that ends in one (`3 + 4 = 7`, `x = 7`)."""
+    text = text.strip()
+    quantity = parse_quantity(text)
+    if quantity is not None or "=" not in text:
+        return quantity
+    parts = text.strip("$ ").split("=")
+    if any(mark in text for mark in ("≠", "<", ">", "\\ne", "\\le", "\\ge", ";", "==", "!=")):
+        return None
+    if any(re.search(r",(?![0-9]{3}(?![0-9]))|\b(?:and|or)\b", part) for part in parts):
+        return None  # x = 5, y = 6: several answers
+    quantity = parse_quantity(parts[-1].strip())
+    stated = [parse_quantity(part.strip()) for part in parts[:-1]]
+    if quantity is None or any(other is not None and not equal_quantities(other, quantity) for other in stated):
+        return None
+    return quantity
+
+
+def parse_number_phrase(text: str) -> Quantity | None:
+    """What follows "the answer is": strictly one number (`<72>` as SVAMP writes it), or a sentence with a single one."""
+    text = text.strip().rstrip(".!").strip()
+    if text.startswith("<") and text.endswith(">"):
+        text = text[1:-1]
+    quantity = parse_number(text)
+    return quantity if quantity is not None else sole_number(text)
+
+
+def parse_number_unmarked(text: str) -> Quantity | None:
+    """A text without a marker: the whole text is a number, or its last complete sentence holds exactly one."""
+    if "\n" not in text:
+        quantity = parse_number(text)
+        if quantity is not None:
+            return quantity
+    sentence = last_sentence(text)
+    if not _COMPLETE.search(sentence) or re.fullmatch(r"[0-9]+[.)]+", sentence):
+        return None  # cut off, or nothing but the mark of a list's next item
+    return sole_number(sentence)
+
+
+def sole_number(sentence: str) -> Quantity | None:
+    """The only number of a sentence, after its last `=` if it has one; None where a word makes it doubtful."""
+    if _HAZARDS.search(sentence):
+        return None
+    sentence = plain_text(sentence.rsplit("=", 1)[-1])
+    clusters = list(_CLUSTER.finditer(sentence))
+    if len(clusters) != 1:
+        return None
+    start, end = clusters[0].span()
+    end -= len(clusters[0][0]) - len(clusters[0][0].rstrip(",./:"))
+    before, after = sentence[:start], sentence[end:]
+    prefix = re.search(r"(?:^|(?<=[\s(*:]))(-?[$€£¥₹]?-?)$", before)
+    if not prefix or (after and not re.match(r"[\s.,!;:)*%$\"'”’]", after)):
+        return None
+    scale = _SCALE_AFTER.match(after)
+    return parse_quantity(prefix[1] + sentence[start:end] + (scale[0] if scale else ""))
+
+
+def _settled(rest: str) -> bool:
+    return not any(character.isdigit() for character in rest)
+
+
+READER = Reader(parse_number, parse_number_phrase, parse_number_unmarked, _settled)

@@ -1,0 +1,210 @@
+"""Numbers as people and models write them, read exactly: no floating point, no symbolic library."""
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+MAX_DIGITS = 400
+"""More digits than this, or a power of ten beyond it, is no number (our choice)."""
+_MAX_LENGTH = 2000
+
+_DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
+_DECIMAL = rf"(?:{_DIGITS}(?:\.[0-9]*)?|\.[0-9]+)"
+_SIMPLE = re.compile(rf"-?{_DECIMAL}")
+_CURRENCY = {"$": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen", "₹": "rupee"}
+_NUMBER = re.compile(
+    rf"""
+    (?P<sign>[-+]?)\s*
+    (?P<currency>[$€£¥₹]?)\s*
+    (?P<inner>[-+]?)
+    (?:
+        (?P<whole>{_DIGITS})(?:\s+|\s*\+\s*)(?P<mixed_top>[0-9]+)\s*/\s*(?P<mixed_bottom>[0-9]+)
+      | (?P<top>{_DECIMAL})\s*/\s*(?P<bottom>{_DECIMAL})
+      | (?P<decimal>{_DECIMAL})(?:[eE](?P<exponent>[-+]?[0-9]+)|\s*(?:\*|×|x)\s*10\s*(?:\^|\*\*)\s*(?P<power>[-+]?[0-9]+))?
+    )
+    """,
+    re.VERBOSE,
+)
+_SCALE = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+_TAIL_WORD = re.compile(r"[^\W\d_]+(?:[-'’][^\W\d_]+)*\.?|[%°/²³]|\^[23]\b|\^\{[23]\}")
+_NOT_UNITS = frozenset(
+    """and or nor to than plus minus times divided over squared cubed factorial half halves third thirds quarter quarters
+    fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths tenth tenths hundredth hundredths
+    thousandth thousandths hundreds thousands millions billions trillions dozens not but maybe perhaps possibly either
+    is was are were equals approximately about if because since so then wait no k x y z n i e pi π a b c d p q r t u v w
+    infinity inf nan point more less fewer most least choose mod base root""".split()
+)
+_UNIT_NAMES = {
+    "cm": "centimeter", "mm": "millimeter", "m": "meter", "km": "kilometer", "in": "inch", "inches": "inch",
+    "ft": "foot", "feet": "foot", "yd": "yard", "mi": "mile", "g": "gram", "kg": "kilogram", "mg": "milligram",
+    "lb": "pound", "lbs": "pound", "oz": "ounce", "s": "second", "sec": "second", "secs": "second", "min": "minute",
+    "mins": "minute", "h": "hour", "hr": "hour", "hrs": "hour", "l": "liter", "ml": "milliliter", "°": "degree",
+    "deg": "degree", "usd": "dollar", "buck": "dollar", "cent": "cent", "¢": "cent", "percent": "%", "percentage": "%",
+    "per": "/", "sq": "square", "²": "^2", "³": "^3",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """An exact value, whether it was written as a percentage, and the unit's words ("" without one)."""
+
+    value: Fraction
+    percent: bool = False
+    unit: str = ""
+
+
+def plain_text(text: str) -> str:
+    """LaTeX and typography that mean nothing for a number are taken off: dollar signs of mathematics, thin spaces, \\text."""
+    if text.isascii():
+        if "\\" not in text and "*" not in text and "{" not in text:
+            return text.strip()
+    else:
+        text = text.replace("½", " 1/2").replace("¼", " 1/4").replace("¾", " 3/4")
+        text = text.replace("\u2009", "\\,").replace("\u202f", "\\,")
+        text = unicodedata.normalize("NFKC", text).replace("−", "-").replace("–", "-")
+    text = re.sub(r"(?<=[0-9])\\[,;:!> ](?=[0-9]{3}(?![0-9]))", ",", text)
+    text = re.sub(r"\{,\}|\\!\s*,|,\\!\s*", ",", text)
+    text = re.sub(r"\\[,;:!> ]|~|\\q?quad\b|\\(?:displaystyle|left|right)(?![A-Za-z])", " ", text)
+    text = text.replace("**", "").replace("\\$", "$").replace("\\%", "%").replace("\\(", "").replace("\\)", "")
+    text = re.sub(r"\\(?:text|textbf|textit|textrm|mbox|mathrm|mathbf|operatorname|rm)\s*\{([^{}]*)\}", r" \1 ", text)
+    text = re.sub(r"\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree\b|\\circ\b", "°", text)
+    text = re.sub(r"\\[dtc]?frac\s*([0-9])\s*([0-9])(?![0-9])", r" \1/\2", text)
+    text = re.sub(r"\\[dtc]?frac\s*\{\s*(-?)([^{}]*)\}\s*([0-9])(?![0-9])", r" \1\2/\3", text)
+    text = re.sub(r"\\[dtc]?frac\s*([0-9])\s*\{([^{}]*)\}", r" \1/\2", text)
+    text = re.sub(r"\\[dtc]?frac\s*\{\s*(-?)([^{}]*)\}\s*\{([^{}]*)\}", r" \1\2/\3", text)
+    text = re.sub(r"\^\s*\{\s*([-+]?[0-9]+)\s*\}", r"^\1", text.replace("\\times", "×").replace("\\cdot", "×"))
+    return text.strip()
+
+
+def _strip_dollars(text: str) -> str:
+    """`$18$` is mathematics; `$18` is money."""
+    if text.count("$") >= 2 and text.startswith("$") and text.endswith("$"):
+        return text.strip("$").strip()
+    return text
+
+
+@lru_cache(maxsize=4096)
+def parse_quantity(text: str) -> Quantity | None:
+    """The one finite number that the whole text is, with percent sign and unit, or None.
+
+    Reads thousands separators, currency, percent, units, fractions, mixed numbers and scientific notation. Anything
+    else beside the number (a second number, an operator, "or") makes it none.
+    """
+    if len(text) > _MAX_LENGTH:
+        return None
+    simple = _SIMPLE.fullmatch(text)
+    if simple:
+        value = _decimal(text)
+        return None if value is None else Quantity(value)
+    text = _strip_dollars(plain_text(text)).strip(" \t\r\n*`\"'“”")
+    text = re.sub(r"^(?:negative|minus)\s+(?=[0-9$.])", "-", text, flags=re.IGNORECASE)
+    if text.startswith("(") and text.endswith(")") and text.count("(") == 1:
+        text = text[1:-1].strip()
+    match = _NUMBER.match(text)
+    if not match or (match["sign"] and match["inner"]):
+        return None
+    value = _value(match)
+    if value is None:
+        return None
+    return _with_tail(value, match["currency"], text[match.end() :])
+
+
+def _decimal(text: str) -> Fraction | None:
+    digits = text.replace(",", "").rstrip(".")
+    if len(digits) > MAX_DIGITS:
+        return None
+    return Fraction(int(digits)) if digits.lstrip("-").isdigit() else Fraction(digits)
+
+
+def _value(match: re.Match) -> Fraction | None:
+    if match["whole"]:
+        parts = [_decimal(match[name]) for name in ("whole", "mixed_top", "mixed_bottom")]
+        if None in parts or parts[2] == 0 or parts[1] >= parts[2]:
+            return None
+        value = parts[0] + parts[1] / parts[2]
+    elif match["top"]:
+        top, bottom = _decimal(match["top"]), _decimal(match["bottom"])
+        if top is None or not bottom:
+            return None
+        value = top / bottom
+    else:
+        value = _decimal(match["decimal"])
+        exponent = match["exponent"] or match["power"]
+        if exponent is not None and value is not None:
+            if len(exponent) > 5 or abs(int(exponent)) > MAX_DIGITS:
+                return None
+            value *= Fraction(10) ** int(exponent)
+    if value is None:
+        return None
+    return -value if "-" in (match["sign"], match["inner"]) else value
+
+
+def _with_tail(value: Fraction, currency: str, tail: str) -> Quantity | None:
+    """Reads what follows the number: scale words, percent sign, unit words; None where it is anything else."""
+    unit = [_CURRENCY[currency]] if currency else []
+    percent = False
+    tail = tail.strip()
+    if tail and tail[0] == "-" and len(tail) > 1 and tail[1].isalpha():
+        tail = tail[1:]  # a hyphen between number and unit: "5-mile"
+    words, position = [], 0
+    tail = tail.rstrip(".!,;: ")
+    while position < len(tail):
+        match = _TAIL_WORD.match(tail, position)
+        if not match:
+            return None
+        words.append(match[0].rstrip(".").lower())
+        position = match.end()
+        while position < len(tail) and tail[position] in " \t":
+            position += 1
+    if len(words) > 12:
+        return None
+    while words and words[0] in _SCALE:
+        value *= _SCALE[words.pop(0)]
+    if words and words[0] in ("%", "percent"):
+        percent = True
+        words.pop(0)
+    if any(word in _NOT_UNITS or word in _SCALE for word in words):
+        return None
+    unit += [_UNIT_NAMES.get(word, word[:-1] if len(word) > 3 and word.endswith("s") else word) for word in words]
+    if len(unit) == 2 and unit[0] == unit[1]:
+        unit.pop()
+    return Quantity(value, percent, " ".join(unit))
+
+
+def equal_quantities(prediction: Quantity, gold: Quantity) -> bool:
+    """Exact equality under the policy for percentages and units of docs/grading.md."""
+    if prediction.unit and gold.unit and prediction.unit != gold.unit:
+        return False
+    if prediction.value == gold.value:
+        return True
+    if prediction.percent and not gold.percent:
+        return prediction.value / 100 == gold.value
+    if gold.percent and not prediction.percent:
+        return prediction.value == gold.value / 100
+    return _same_double(prediction.value, gold.value)
+
+
+def _same_double(prediction: Fraction, gold: Fraction) -> bool:
+    """A gold that was printed from a double (15 significant digits or more) stands for what rounds to it, within 1e-14."""
+    if gold.denominator == 1 or abs(gold.numerator) < 10**13 or 10**20 % gold.denominator:
+        return False
+    return abs(prediction - gold) <= abs(gold) / 10**14
+
+
+def show(value: Fraction) -> str:
+    """A short exact text of a value: an integer, a terminating decimal, or a/b."""
+    if value.denominator == 1:
+        return str(value.numerator)
+    denominator, places = value.denominator, 0
+    for prime in (2, 5):
+        count = 0
+        while denominator % prime == 0:
+            denominator //= prime
+            count += 1
+        places = max(places, count)
+    if denominator != 1 or places > 30:
+        return f"{value.numerator}/{value.denominator}"
+    digits = str(abs(value.numerator) * 10**places // value.denominator).rjust(places + 1, "0")
+    return f"{'-' if value < 0 else ''}{digits[:-places]}.{digits[-places:]}"

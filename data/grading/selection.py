@@ -1,0 +1,119 @@
+"""From a text to the one answer it commits to, for any kind of answer."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from data.grading.extraction import Marked, only_connectors, phrase_answers, readable_part, strong_answers
+
+_QUESTION = re.compile(r"\?")
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """The committed answer: its parsed `value` (None without one), the text it was read from, and the reason."""
+
+    value: object | None
+    text: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """How one kind of answer is read.
+
+    `parse` reads a marked answer strictly; `parse_phrase` what follows "the answer is"; `parse_unmarked` a text without
+    any marker; `settled` says whether the text after a phrase leaves its answer alone.
+    """
+
+    parse: Callable[[str], object | None]
+    parse_phrase: Callable[[str], object | None]
+    parse_unmarked: Callable[[str], object | None]
+    settled: Callable[[str], bool]
+    options: bool = False
+
+
+def select(text: str, reader: Reader) -> Selected:
+    """The last complete answer of a text, under the rules of docs/grading.md."""
+    text = readable_part(text)
+    if not text.strip():
+        return Selected(None, None, "no_answer")
+    strong, unfinished = strong_answers(text)
+    strong = [mark for mark in strong if not _is_heading(mark, reader)]
+    strong = _before_new_question(text, strong, reader)
+    last = strong[-1] if strong else None
+    phrase = _last_phrase(text, last, reader)
+    if phrase is not None:
+        return phrase
+    if last is not None:
+        return _read_strong(text, strong, reader)
+    if unfinished:
+        return Selected(None, None, "unfinished_answer")
+    value = reader.parse_unmarked(text.strip())
+    if value is None:
+        return Selected(None, None, "no_answer")
+    return Selected(value, text.strip()[-200:], "ok")
+
+
+def _is_heading(mark: Marked, reader: Reader) -> bool:
+    """`### Step 1` is a heading, not an answer: hashes count where what follows reads as an answer or begins like one."""
+    if mark.marker != "hash":
+        return False
+    if not mark.text:
+        return True
+    return mark.text[0].isalpha() and reader.parse(mark.text) is None
+
+
+def _before_new_question(text: str, strong: list[Marked], reader: Reader) -> list[Marked]:
+    """Drops what follows a `####` answer and a question: `####` ends a response, so a new question has begun."""
+    for index in range(len(strong) - 1):
+        here, after = strong[index], strong[index + 1]
+        if (
+            here.marker == "hash"
+            and _QUESTION.search(text, here.end, after.start)
+            and reader.parse(here.text) is not None
+        ):
+            return strong[: index + 1]
+    return strong
+
+
+def _last_phrase(text: str, last: Marked | None, reader: Reader) -> Selected | None:
+    """The answer of a phrase after the last strong answer, if there is one that decides."""
+    if "nswer" not in text and not reader.options and "NSWER" not in text:
+        return None
+    start = last.end if last is not None else 0
+    marks = [mark for mark in phrase_answers(text, reader.options) if mark.start >= start]
+    if not marks:
+        return None
+    mark = marks[-1]
+    value = reader.parse_phrase(mark.text)
+    if value is None and last is not None:
+        return None  # "so the answer is the sum of both": prose about an answer already given
+    if value is None or "\\boxed" in mark.text:
+        return Selected(None, mark.text[:200], "unreadable_answer")
+    for other in marks[:-1]:
+        gap = text[other.end : mark.start]
+        if only_connectors(gap) and reader.parse_phrase(other.text) != value:
+            return Selected(None, mark.text[:200], "several_answers")
+    if not reader.settled(text[mark.end :]):
+        return Selected(None, mark.text[:200], "text_after_answer")
+    return Selected(value, mark.text, "ok")
+
+
+def _read_strong(text: str, strong: list[Marked], reader: Reader) -> Selected:
+    """The last marked answer; answers in a row with nothing but connectors between are read as one list."""
+    run = [strong[-1]]
+    for mark in reversed(strong[:-1]):
+        if not only_connectors(text[mark.end : run[0].start]):
+            break
+        run.insert(0, mark)
+    distinct = list(dict.fromkeys(mark.text.strip() for mark in run))
+    if len(distinct) > 1 and len({value for mark in run if (value := reader.parse(mark.text)) is not None}) == 1:
+        if all(reader.parse(mark.text) is not None for mark in run):
+            distinct = distinct[-1:]
+    joined = ", ".join(distinct)
+    value = reader.parse(joined)
+    if value is None:
+        reason = "several_answers" if len(distinct) > 1 else ("unreadable_answer" if joined else "empty_answer")
+        return Selected(None, joined[:200], reason)
+    return Selected(value, joined, "ok")

@@ -1,0 +1,108 @@
+"""The outcome reward of completions, and the user's own reward functions with TRL's contract."""
+
+import importlib
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from data.errors import UserError
+from data.grading import Grade, grade
+from data.settings import RewardSettings
+
+UNREADABLE_GOLD = "bad_gold"
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One completion's reward.
+
+    `reward` is the sum of `parts`, None where it is unscorable (left out of the group's baseline); `parts` are named
+    "outcome" and by the user's functions; `correct`, `parsed` and `reason` are the grader's.
+    """
+
+    reward: float | None
+    parts: dict[str, float | None] = field(default_factory=dict)
+    correct: bool = False
+    parsed: str | None = None
+    reason: str = ""
+
+
+def load_function(path: str) -> Callable:
+    """The reward function at an import path `package.module:function`; UserError where it cannot be had."""
+    module_name, _, name = path.partition(":")
+    if not module_name or not name:
+        raise UserError(f"reward function {path!r}: write it as package.module:function")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UserError(
+            f"reward function {path!r}: cannot import {module_name} ({error}); is it on PYTHONPATH?"
+        ) from error
+    function = module
+    for part in name.split("."):
+        function = getattr(function, part, None)
+    if not callable(function):
+        raise UserError(f"reward function {path!r}: {module_name} has no callable {name}")
+    return function
+
+
+_load_once = lru_cache(maxsize=None)(load_function)
+
+
+def _outcome(result: Grade, partial: float) -> float | None:
+    if result.reason == UNREADABLE_GOLD:
+        return None
+    if result.correct:
+        return 1.0
+    return partial if result.parsed is not None else 0.0
+
+
+def _call(path: str, prompts: list, completions: list, columns: dict[str, list]) -> list[float | None]:
+    """One user function over all completions, its result checked: as many values, each a finite number or None."""
+    function = _load_once(path)
+    values = function(prompts=prompts, completions=completions, **columns)
+    if inspect.isawaitable(values):
+        raise UserError(f"reward function {path!r} is asynchronous: give a plain function")
+    values = list(values)
+    if len(values) != len(completions):
+        raise UserError(
+            f"reward function {path!r} gave {len(values)} values for {len(completions)} completions: one each"
+        )
+    checked = []
+    for row, value in enumerate(values):
+        number = None if value is None else float(value)
+        if number is not None and not math.isfinite(number):
+            raise UserError(
+                f"reward function {path!r}, row {row}: {number} is not finite; return None where unscorable"
+            )
+        checked.append(number)
+    return checked
+
+
+def score(prompts: list, completions: list[str], columns: dict[str, list], settings: RewardSettings) -> list[Scored]:
+    """Rewards of completions, all lists of one length B.
+
+    `columns` holds at least `answer` and `answer_kind`; every column is handed to the user's functions by name. The
+    outcome is 1 for a correct answer, `settings.partial` for a finite, readable but wrong one, else 0; None where the
+    gold itself is unreadable. A part of None adds nothing; all parts None: the completion is unscorable.
+    """
+    for name in ("answer", "answer_kind"):
+        if name not in columns:
+            raise UserError(f"rewards need the column {name!r}: add it to the demonstrations")
+    for name, values in [("prompts", prompts), *columns.items()]:
+        if len(values) != len(completions):
+            raise UserError(f"column {name!r} has {len(values)} rows for {len(completions)} completions: give one each")
+    grades = [
+        grade(text, gold, kind)
+        for text, gold, kind in zip(completions, columns["answer"], columns["answer_kind"], strict=True)
+    ]
+    user = {path: _call(path, prompts, completions, columns) for path in settings.functions}
+    scored = []
+    for row, result in enumerate(grades):
+        parts = {"outcome": _outcome(result, settings.partial)} | {path: values[row] for path, values in user.items()}
+        present = [value for value in parts.values() if value is not None]
+        reward = math.fsum(present) if present else None
+        scored.append(Scored(reward, parts, result.correct, result.parsed, result.reason))
+    return scored
