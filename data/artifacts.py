@@ -26,7 +26,10 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("item_id", _STRING),  # content hash of question and response
             ("question", _STRING),
             ("rationale", _STRING),  # "".join(steps)
-            ("response", _STRING),  # what the policy learns to write: the rationale, then the answer marker if it lacks one
+            (
+                "response",
+                _STRING,
+            ),  # what the policy learns to write: the rationale, then the answer marker if it lacks one
             ("answer", _STRING),
             ("answer_kind", _STRING),
             ("steps", pa.list_(_STRING)),
@@ -161,6 +164,35 @@ def write_table(path: Path, name: str, rows: Sequence[dict[str, Any]] | pa.Table
     return table.num_rows
 
 
+class TableWriter:
+    """Writes the table `name` in pieces, for tables larger than memory. A context manager; `rows` counts what was written.
+
+    `write` takes rows or a pa.Table with the schema's columns, as `write_table` does.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.schema = SCHEMAS[name].with_metadata(
+            {"ratchet_table": name, "ratchet_schema_version": str(SCHEMA_VERSION)}
+        )
+        self.rows = 0
+        self._writer = pq.ParquetWriter(path, self.schema, compression="zstd")
+
+    def __enter__(self) -> "TableWriter":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._writer.close()
+
+    def write(self, rows: Sequence[dict[str, Any]] | pa.Table) -> None:
+        """Appends `rows`."""
+        if isinstance(rows, pa.Table):
+            table = rows.select(self.schema.names).cast(self.schema)
+        else:
+            table = pa.Table.from_pylist(list(rows), schema=self.schema)
+        self._writer.write_table(table)
+        self.rows += table.num_rows
+
+
 def read_table(path: Path, name: str) -> pa.Table:
     """Reads the table `name`. Raises ValueError where the file holds another table or another schema version."""
     table = pq.read_table(path)
@@ -187,7 +219,9 @@ def file_hash(path: Path) -> str:
 
 def stable_hash(*parts: Any) -> str:
     """SHA-256 over the JSON of `parts`: the same for the same values in any process."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(
+        json.dumps(parts, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    ).hexdigest()
 
 
 def files_of(folder: Path) -> Iterable[Path]:

@@ -139,6 +139,10 @@ class StagedCurriculum(Settings):
 
     kind: Literal["staged"] = "staged"
     n_stages: int = Field(5, ge=1)
+    rounds_per_stage: int | None = Field(5, ge=1)
+    """Rounds after which the next stage begins in any case (our choice; the paper does not say). None: no such limit."""
+    success_threshold: float = Field(0.8, gt=0.0, le=1.0)
+    """A round's share of correct rollouts from which the next stage begins at once (our choice)."""
 
 
 Curriculum = Annotated[NoCurriculum | MixedCurriculum | StagedCurriculum, Field(discriminator="kind")]
