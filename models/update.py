@@ -29,8 +29,9 @@ from models.losses import (
     token_weights,
     weighted_sum,
 )
-from models.policy import Policy, TokenRow, micro_batches
+from models.policy import Policy
 from models.requests import UpdateRequest
+from models.scoring import TokenRow, micro_batches
 from models.settings import RLSettings
 from models.trainer_state import Counters, load_trainer_state, save_trainer_state, seed_generators
 

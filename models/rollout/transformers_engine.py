@@ -14,11 +14,12 @@ import torch
 import transformers
 
 from data.errors import UserError
-from models.policy import Policy, logits_at, micro_batches
+from models.policy import Policy
 from models.requests import PolicyFiles
 from models.rollout.engine import EngineDescription, Progress, RolloutInput, RolloutOutput, StopReason
 from models.rollout.sampling import sample, uniforms
 from models.rollout.slots import PrefillCache, SlotCache
+from models.scoring import logits_at, micro_batches
 from models.tokenization import check_context, decode
 
 PREFILL_TOKENS = 8192
