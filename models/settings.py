@@ -238,6 +238,9 @@ class CompositionSettings(Settings):
     """Demonstrations a task on which the gate gradient is measured."""
     importance_at: Literal["zeros", "ones"] = "zeros"
     """The gates at which the gradient is taken: the base alone, or the sum of all adapters."""
+    measures: tuple[Literal["gate_gradient_svd", "gate_fisher", "mask_count", "adalora"], ...] = ()
+    """Further importance measures to write beside the gate gradient, which alone chooses gates: the gate gradient in
+    each adapter's singular basis, and three that are taken in the trained basis."""
     gate_steps: int = Field(40, ge=0)
     """Optimiser steps of the task's gates; 0: gates from importance alone."""
     gate_learning_rate: float = Field(2e-2, gt=0)

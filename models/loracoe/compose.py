@@ -18,12 +18,13 @@ from data.settings import PlainPrompt, Prompt
 from models.base import base_name
 from models.loracoe.adapters import check_against_base, check_same_base, read_adapter
 from models.loracoe.card import model_card
+from models.loracoe.concentration import gini, jaccard_of_top, mass_in_top, share_by_source
 from models.loracoe.examples import Example, make_batch, read_examples, response_nll
 from models.loracoe.export import Exported, export_adapter, one_source
 from models.loracoe.gated import GatedModel
 from models.loracoe.gates import gates_from_importance, train_gates
-from models.loracoe.importance import Scores, gate_gradient, gini, jaccard_of_top, mass_in_top, share_by_source
-from models.loracoe.pool import Gates, Pool, build_pool, save_pool
+from models.loracoe.importance import Scores, adalora_score, gate_fisher, gate_gradient, mask_count
+from models.loracoe.pool import Gates, Pool, build_pool, save_pool, svd_basis
 from models.policy import Policy, shared_copy
 from models.requests import Device, PolicyFiles
 from models.settings import CompositionSettings
@@ -44,10 +45,11 @@ class TaskExamples:
 
 @dataclass
 class Composition:
-    """What `compose_tasks` found: gates and scores by task, table rows, what was exported."""
+    """What `compose_tasks` found: gates by task, scores by measure and task, table rows, what was exported."""
 
     gates: dict[str, Gates] = field(default_factory=dict)
-    scores: dict[str, Scores] = field(default_factory=dict)
+    scores: dict[str, dict[str, Scores]] = field(default_factory=dict)
+    """Measure → task → scores; the first measure is the one that chooses gates."""
     metrics: list[dict[str, Any]] = field(default_factory=list)
     exported: dict[str, Exported] = field(default_factory=dict)
     figures: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -97,8 +99,10 @@ def compose_adapters(
         tasks[task] = TaskExamples(training, validation, too_long + also)
     with GatedModel(policy.network, pool) as gated:
         result = compose_tasks(gated, tasks, composition, out, base_name(base), seed, report)
+    if "gate_gradient_svd" in composition.measures:
+        _score_in_svd_basis(policy.network, tasks, composition, pool, seed, result)
     _verify(policy.network, result, tasks, pool, out, report)
-    _write(result, pool, composition, out)
+    _write(result, pool, out)
     return {"adapters": len(read), "modules": len(pool.modules), "ranks": pool.ranks, "tasks": result.figures}
 
 
@@ -128,6 +132,9 @@ def compose_tasks(
         sample = _sample(examples.training, settings.importance_examples, derive_seed(seed, "importance", task))
         at = pool.constant_gates(0.0 if settings.importance_at == "zeros" else 1.0)
         scores = gate_gradient(gated, sample, at, settings.batch_size)
+        result.scores.setdefault(f"gate_gradient_at_{settings.importance_at}", {})[task] = scores
+        for name, found in _further_measures(gated, sample, at, settings).items():
+            result.scores.setdefault(name, {})[task] = found
 
         def on_step(step: int, start: int = done) -> None:
             report.progress(start + 1 + step, total, "gate steps")
@@ -138,11 +145,44 @@ def compose_tasks(
         exported = export_adapter(pool, gates, out / "exported" / task, how, base_called, card)
         figures |= {"format": how, "rank": exported.rank, "active_ranks": exported.active_ranks}
         figures |= {"max_lora_rank": exported.max_lora_rank, "too_long": examples.too_long}
-        result.gates[task], result.scores[task] = gates, scores
-        result.exported[task], result.figures[task] = exported, figures
+        result.gates[task], result.exported[task], result.figures[task] = gates, exported, figures
         report.log(f"{task}: {_told(figures)}")
     report.progress(total, total, "gates")
     return result
+
+
+def _further_measures(
+    gated: GatedModel, sample: Sequence[Example], at: Gates, settings: CompositionSettings
+) -> dict[str, Scores]:
+    """The other measures in the trained basis. Elementwise ones are taken at gates 1: at 0 they have no gradient."""
+    ones = gated.pool.constant_gates(1.0)
+    found = {}
+    if "gate_fisher" in settings.measures:
+        found[f"gate_fisher_at_{settings.importance_at}"] = gate_fisher(gated, sample, at)
+    if "mask_count" in settings.measures:
+        found["mask_count_at_ones"] = mask_count(gated, sample, ones, settings.batch_size)
+    if "adalora" in settings.measures:
+        found["adalora_at_ones"] = adalora_score(gated, sample, ones, settings.batch_size)
+    return found
+
+
+def _score_in_svd_basis(
+    network: Any,
+    tasks: Mapping[str, TaskExamples],
+    settings: CompositionSettings,
+    pool: Pool,
+    seed: int,
+    result: Composition,
+) -> None:
+    """The gate gradient on the same demonstrations, in each adapter's singular basis."""
+    rotated = svd_basis(pool)
+    at = rotated.constant_gates(0.0 if settings.importance_at == "zeros" else 1.0)
+    found = {}
+    with GatedModel(network, rotated) as gated:
+        for task, examples in tasks.items():
+            sample = _sample(examples.training, settings.importance_examples, derive_seed(seed, "importance", task))
+            found[task] = gate_gradient(gated, sample, at, settings.batch_size)
+    result.scores[f"gate_gradient_at_{settings.importance_at}_svd_basis"] = found
 
 
 def _sample(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
@@ -244,35 +284,35 @@ def _largest(one_N: Tensor, other_N: Tensor) -> float:
     return float((one_N - other_N).abs().max())
 
 
-def _write(result: Composition, pool: Pool, settings: CompositionSettings, out: Path) -> None:
+def _write(result: Composition, pool: Pool, out: Path) -> None:
     """importance.parquet, gates.json and metrics.parquet."""
-    rows, metrics = [], list(result.metrics)
-    for task, scores in result.scores.items():
-        metrics += [
-            {"step": 0, "name": f"{task}/{name}", "value": value}
-            for name, value in _concentration(pool, scores).items()
-        ]
-        for other in result.scores:
-            if other > task:
-                overlap = jaccard_of_top(scores, result.scores[other], _adapter_rank(pool))
-                metrics.append({"step": 0, "name": f"importance_jaccard/{task}/{other}", "value": overlap})
-        for name, module in pool.modules.items():
-            for rank, source in enumerate(module.sources_of_ranks()):
-                rows.append(
-                    {
-                        "task": task,
-                        "module": name,
-                        "rank": rank,
-                        "source": source,
-                        "measure": f"gate_gradient_at_{settings.importance_at}",
-                        "value": float(scores[name][rank].abs()),
-                        "gate": float(result.gates[task][name][rank]),
-                    }
-                )
-    write_table(out / "importance.parquet", "importance", rows)
+    metrics = [*result.metrics]
+    for measure, by_task in result.scores.items():
+        for name, value in _concentration(pool, by_task).items():
+            metrics.append({"step": 0, "name": f"{measure}/{name}", "value": value})
+    write_table(out / "importance.parquet", "importance", _importance_rows(result, pool))
     write_table(out / "metrics.parquet", "metrics", metrics)
     gates = {task: {name: gate.tolist() for name, gate in values.items()} for task, values in result.gates.items()}
     (out / "gates.json").write_text(json.dumps(gates, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _importance_rows(result: Composition, pool: Pool) -> list[dict[str, Any]]:
+    """Rows of the table `importance`; the gate is that of the trained basis, null where a measure has another one."""
+    return [
+        {
+            "task": task,
+            "module": name,
+            "rank": rank,
+            "source": source,
+            "measure": measure,
+            "value": float(scores[name][rank].abs()),
+            "gate": None if measure.endswith("svd_basis") else float(result.gates[task][name][rank]),
+        }
+        for measure, by_task in result.scores.items()
+        for task, scores in by_task.items()
+        for name, module in pool.modules.items()
+        for rank, source in enumerate(module.sources_of_ranks())
+    ]
 
 
 def _adapter_rank(pool: Pool) -> int:
@@ -280,8 +320,15 @@ def _adapter_rank(pool: Pool) -> int:
     return max(1, round(pool.ranks / sum(len(module.blocks) for module in pool.modules.values())))
 
 
-def _concentration(pool: Pool, scores: Scores) -> dict[str, float]:
+def _concentration(pool: Pool, by_task: Mapping[str, Scores]) -> dict[str, float]:
+    """Mass in one adapter's number of ranks, Gini, share of each adapter by task, and overlap of every two tasks."""
     k = _adapter_rank(pool)
-    figures = {"importance_mass_in_top": mass_in_top(scores, k)}
-    figures["importance_gini"] = sum(gini(value.abs()) for value in scores.values()) / len(scores)
-    return figures | {f"importance_share/{source}": share for source, share in share_by_source(pool, scores).items()}
+    figures = {}
+    for task, scores in by_task.items():
+        figures[f"{task}/mass_in_top_{k}"] = mass_in_top(scores, k)
+        figures[f"{task}/gini"] = sum(gini(value.abs()) for value in scores.values()) / len(scores)
+        figures |= {f"{task}/share_of/{source}": share for source, share in share_by_source(pool, scores).items()}
+        for other in by_task:
+            if other > task:
+                figures[f"jaccard_of_top_{k}/{task}/{other}"] = jaccard_of_top(scores, by_task[other], k)
+    return figures

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from models.loracoe.concentration import top_ranks
 from models.loracoe.examples import Example, make_batch, mean_loss, response_nll
 from models.loracoe.gated import GatedModel
-from models.loracoe.importance import Scores, top_ranks
+from models.loracoe.importance import Scores
 from models.loracoe.pool import Gates, Pool
 
 

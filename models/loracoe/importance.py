@@ -1,18 +1,18 @@
-"""Which ranks of a pool matter for a task, by several measures, and how concentrated that is.
+"""Which ranks of a pool matter for a task, by several measures.
 
 With gates g on the ranks, c_i = dL/dg_i is one backward pass for all ranks. At g = 1 it equals <dL/dA_i, A_i> and
 <dL/dB_i, B_i>, so it does not change when A_i is multiplied and B_i divided by a number, unlike a Fisher of A alone or
 norms (whose rank correlation with exact ablation is near 0). All scores depend on the rank basis: see `pool.svd_basis`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from models.loracoe.examples import Example, batches_of, mean_loss, response_nll
 from models.loracoe.gated import GatedModel
-from models.loracoe.pool import Gates, Pool
+from models.loracoe.pool import Gates
 
 Scores = dict[str, Tensor]
 """Module name → a value for each rank (R,), float64 on the CPU."""
@@ -44,6 +44,87 @@ def gate_fisher(gated: GatedModel, examples: Sequence[Example], at: Gates) -> Sc
         for name, gradient in zip(leaves, gradients, strict=True):
             total[name] += gradient.double().cpu() ** 2
     return {name: value / len(examples) for name, value in total.items()}
+
+
+def mask_count(
+    gated: GatedModel, examples: Sequence[Example], at: Gates, batch_size: int = 16, share: float = 0.01
+) -> Scores:
+    """How many elements of A's row i and B's column i are in the top `share` of |element · gradient| of their matrix.
+
+    The gradient is that of the mean response loss over all `examples`, its magnitude taken after accumulating.
+    Template: the region analysis of arXiv 2402.14700. A rank whose gate is 0 has no gradient, so `at` should be gates 1.
+    """
+    products = None
+    for elements, _ in _elementwise(gated, examples, at, batch_size):
+        products = (
+            elements if products is None else [one + other for one, other in zip(products, elements, strict=True)]
+        )
+    assert products is not None
+    scores = {}
+    for index, name in enumerate(gated.modules):
+        rows, columns = (_largest_mask(products[2 * index + offset], share) for offset in (0, 1))
+        scores[name] = (rows.sum(1) + columns.sum(0)).double().cpu()
+    return scores
+
+
+def _largest_mask(product: Tensor, share: float) -> Tensor:
+    count = max(1, round(share * product.numel()))
+    mask = torch.zeros(product.numel(), dtype=torch.bool, device=product.device)
+    mask[product.abs().flatten().topk(count).indices] = True
+    return mask.view_as(product)
+
+
+def adalora_score(
+    gated: GatedModel,
+    examples: Sequence[Example],
+    at: Gates,
+    batch_size: int = 16,
+    beta1: float = 0.85,
+    beta2: float = 0.85,
+) -> Scores:
+    """AdaLoRA's sensitivity times uncertainty (arXiv 2303.10512), with the gate in the place of its singular value.
+
+    For every element I = |element · gradient| of a batch's mean loss; Ibar and Ubar (of |I - Ibar|) are moving averages
+    over batches from 0, the element's score is Ibar · Ubar, and a rank's is that of its gate plus the means over A's row
+    and B's column. It depends on the order of the examples. A rank whose gate is 0 scores 0: `at` should be gates 1.
+    """
+    means: list[Tensor] = []
+    deviations: list[Tensor] = []
+    for elements, tokens in _elementwise(gated, examples, at, batch_size, gates_too=True):
+        sensitivities = [(element / tokens).abs() for element in elements]
+        if not means:
+            means = [torch.zeros_like(value) for value in sensitivities]
+            deviations = [torch.zeros_like(value) for value in sensitivities]
+        means = [beta1 * mean + (1 - beta1) * value for mean, value in zip(means, sensitivities, strict=True)]
+        deviations = [
+            beta2 * deviation + (1 - beta2) * (value - mean).abs()
+            for deviation, value, mean in zip(deviations, sensitivities, means, strict=True)
+        ]
+    scored = [mean * deviation for mean, deviation in zip(means, deviations, strict=True)]
+    layers = len(gated.modules)
+    return {
+        name: (scored[2 * layers + index] + scored[2 * index].mean(1) + scored[2 * index + 1].mean(0)).double().cpu()
+        for index, name in enumerate(gated.modules)
+    }
+
+
+def _elementwise(
+    gated: GatedModel, examples: Sequence[Example], at: Gates, batch_size: int, gates_too: bool = False
+) -> Iterator[tuple[list[Tensor], int]]:
+    """For every batch, element · gradient of the summed response loss: A, B of each layer (then all gates)."""
+    leaves = _leaves(gated, at)
+    factors = [factor for module in gated.modules.values() for factor in (module.A_RI, module.B_OR)]
+    wanted = [*factors, *leaves.values()] if gates_too else factors
+    for factor in factors:
+        factor.requires_grad_(True)
+    try:
+        for batch in batches_of(examples, batch_size, _device(gated)):
+            gradients = torch.autograd.grad(response_nll(gated.model, batch).sum(), wanted)
+            elements = [(value * slope).detach() for value, slope in zip(wanted, gradients, strict=True)]
+            yield elements, batch.tokens
+    finally:
+        for factor in factors:
+            factor.requires_grad_(False)
 
 
 def _leaves(gated: GatedModel, at: Gates) -> Gates:
@@ -84,47 +165,3 @@ def ablation(
             losses.append(mean_loss(gated.model, examples, batch_size, _device(gated)))
         effects.append(losses[0] - losses[1])
     return effects
-
-
-def mass_in_top(scores: Scores, k: int) -> float:
-    """Share of a module's absolute scores that its k largest hold, averaged over modules; uniform scores give k / R."""
-    shares = []
-    for value in scores.values():
-        magnitude = value.abs()
-        whole = magnitude.sum()
-        shares.append(float(magnitude.topk(min(k, len(value))).values.sum() / whole) if whole > 0 else k / len(value))
-    return sum(shares) / len(shares)
-
-
-def gini(values: Tensor) -> float:
-    """Gini coefficient of non-negative `values` (N,): 0 where all are equal, (N-1)/N where one holds everything."""
-    ordered, n = values.double().sort().values, len(values)
-    if ordered.sum() == 0:
-        return 0.0
-    weights = 2 * torch.arange(1, n + 1, dtype=torch.float64) - n - 1
-    return float((weights * ordered).sum() / (n * ordered.sum()))
-
-
-def top_ranks(value: Tensor, k: int) -> list[int]:
-    """The k ranks with the largest absolute scores, largest first; of equal ones the lower rank."""
-    return torch.sort(value.abs(), descending=True, stable=True).indices[:k].tolist()
-
-
-def jaccard_of_top(one: Scores, other: Scores, k: int) -> float:
-    """Overlap of the k largest absolute scores of two tasks: |intersection| / |union|, averaged over modules."""
-    overlaps = []
-    for name, value in one.items():
-        size = min(k, len(value))
-        first, second = set(top_ranks(value, size)), set(top_ranks(other[name], size))
-        overlaps.append(len(first & second) / len(first | second))
-    return sum(overlaps) / len(overlaps)
-
-
-def share_by_source(pool: Pool, scores: Scores) -> dict[str, float]:
-    """Each adapter's share of the absolute scores over all modules."""
-    shares = {source.name: 0.0 for source in pool.sources}
-    for name, ranks in pool.modules.items():
-        for block in ranks.blocks:
-            shares[block.source] += float(scores[name][block.start : block.stop].abs().sum())
-    whole = sum(shares.values())
-    return {source: share / whole if whole else 0.0 for source, share in shares.items()}

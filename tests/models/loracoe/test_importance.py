@@ -7,17 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from models.loracoe.concentration import gini, jaccard_of_top, mass_in_top, share_by_source
 from models.loracoe.examples import batches_of, make_batch, mean_loss, position_ids, response_nll
 from models.loracoe.gated import GatedModel
-from models.loracoe.importance import (
-    ablation,
-    gate_fisher,
-    gate_gradient,
-    gini,
-    jaccard_of_top,
-    mass_in_top,
-    share_by_source,
-)
+from models.loracoe.importance import ablation, adalora_score, gate_fisher, gate_gradient, mask_count
 from models.loracoe.pool import Pool, svd_basis
 from tests.models.loracoe.helpers import examples, logits, pool_of, relative, write_adapter
 from tests.tiny import tiny_llama
@@ -153,6 +146,41 @@ def test_fisher_is_the_mean_of_squared_per_example_gradients(pool):
     for name, value in fisher.items():
         wanted = sum(scores[name] ** 2 for scores in single) / 3
         assert torch.allclose(value, wanted, rtol=1e-6, atol=1e-16)
+
+
+def test_mask_counts_share_out_the_top_elements(pool):
+    scores = scores_of(pool, measure=mask_count)
+    for name, module in pool.modules.items():
+        wanted = sum(max(1, round(0.01 * factor.numel())) for factor in (module.A_RI, module.B_OR))
+        assert scores[name].sum() == wanted
+        assert (scores[name] == scores[name].round()).all()
+
+
+def test_elementwise_measures_leave_the_pool_frozen_and_are_zero_where_gates_are(pool):
+    with GatedModel(tiny_llama().double(), pool, torch.float64) as gated:
+        scores = adalora_score(gated, examples(5), pool.one_hot_gates("a"), batch_size=2)
+        assert not any(parameter.requires_grad for parameter in gated.model.parameters())
+    for name, module in pool.modules.items():
+        for block in module.blocks:
+            part = scores[name][block.start : block.stop]
+            assert (part > 0).all() if block.source == "a" else (part == 0).all()
+
+
+def test_adalora_of_one_batch_by_its_definition(pool):
+    """One batch from 0: Ibar = 0.15 I, Ubar = 0.15 |I - Ibar| = 0.1275 I, so an element scores 0.019125 I²."""
+    name, rows = "model.layers.0.self_attn.q_proj", examples(3)
+    with GatedModel(tiny_llama().double(), pool, torch.float64) as gated:
+        at = pool.constant_gates(1.0)
+        scores = adalora_score(gated, rows, at)[name]
+        gate = gate_gradient(gated, rows, at)[name]
+        module = gated.modules[name]
+        gated.set_dynamic(at)
+        module.A_RI.requires_grad_(True), module.B_OR.requires_grad_(True)
+        response_nll(gated.model, make_batch(rows, torch.device("cpu"))).mean().backward()
+    squares = (
+        gate**2 + ((module.A_RI.grad * module.A_RI) ** 2).mean(1) + ((module.B_OR.grad * module.B_OR) ** 2).mean(0)
+    )
+    assert torch.allclose(scores, 0.15 * 0.15 * 0.85 * squares.detach(), rtol=1e-5, atol=1e-18)
 
 
 def test_left_padding_and_batch_mates_change_no_loss():

@@ -86,12 +86,10 @@ def test_the_files_of_a_composition(done, request_):
         value for module in gates["sums"].values() for value in module
     ]
     names = {row["name"] for row in read_rows(out / "metrics.parquet", "metrics")}
-    assert {
-        "sums/gate_loss",
-        "sums/gate_validation_loss",
-        "sums/importance_gini",
-        "importance_jaccard/logic/sums",
-    } <= names
+    gradient = "gate_gradient_at_zeros"
+    assert {"sums/gate_loss", "sums/gate_validation_loss", "logic/export_difference"} <= names
+    assert {f"{gradient}/sums/gini", f"{gradient}/sums/mass_in_top_4", f"{gradient}/logic/share_of/sums"} <= names
+    assert f"{gradient}/jaccard_of_top_4/logic/sums" in names
     for task, figures in info["tasks"].items():
         config = json.loads((out / "exported" / task / "adapter_config.json").read_text())
         assert config["base_model_name_or_path"] == str(request_.base / "model")
@@ -134,6 +132,22 @@ def test_without_gate_steps_the_gates_are_importance_alone(request_, tmp_path):
             ranks = [row for row in mine if row["module"] == module]
             least = min(row["value"] for row in ranks if row["gate"])
             assert all(row["value"] <= least for row in ranks if not row["gate"])
+
+
+def test_further_measures_stand_beside_the_first(request_, tmp_path):
+    measures = ("gate_gradient_svd", "gate_fisher", "mask_count", "adalora")
+    settings = SETTINGS.model_copy(update={"gate_steps": 0, "measures": measures})
+    compose(request_.model_copy(update={"composition": settings}), tmp_path, Silent())
+    rows = read_rows(tmp_path / "importance.parquet", "importance")
+    found = list(dict.fromkeys(row["measure"] for row in rows))
+    assert found[0] == "gate_gradient_at_zeros" and len(rows) == 5 * 2 * 48
+    assert set(found[1:]) == {
+        "gate_fisher_at_zeros",
+        "mask_count_at_ones",
+        "adalora_at_ones",
+        "gate_gradient_at_zeros_svd_basis",
+    }
+    assert all((row["gate"] is None) == row["measure"].endswith("svd_basis") for row in rows)
 
 
 def test_adapters_of_anyone_for_a_task_of_its_own(request_, tmp_path):
