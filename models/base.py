@@ -7,8 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from data.artifacts import file_hash, stable_hash
+from data.artifacts import file_hash, stable_hash, write_table
 from data.errors import UserError
+from data.progress import Report
+from models.device import select_device
+from models.requests import BaseRequest
 
 BASE_FILE = "base.json"
 MODEL_FOLDER = "model"
@@ -64,7 +67,9 @@ def load_base(folder: Path) -> tuple[Any, Any]:
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # progress is the step's own; a bar would be torn apart by log lines
     base = read_base(folder)
     local = _weights_folder(folder, base)
     where = str(local) if local is not None else base["name"]
@@ -75,3 +80,31 @@ def load_base(folder: Path) -> tuple[Any, Any]:
         where, dtype=getattr(torch, base["dtype"]), use_safetensors=True, attn_implementation="sdpa", **options
     )
     return model, AutoTokenizer.from_pretrained(where, **options)
+
+
+def prepare(request: BaseRequest, out: Path, report: Report) -> dict[str, Any]:
+    """Makes the base folder: pre-trains a tiny model, or notes a pretrained one and sees that it can be read.
+
+    Writes `base.json` and `metrics.parquet`, and `model/` for a tiny model. Returns counts.
+    """
+    device = select_device(request.compute)
+    model = request.model
+    if model.kind == "tiny":
+        from models.pretraining import pretrain
+
+        network, tokenizer, metrics, figures = pretrain(request, device, report)
+        network.save_pretrained(out / MODEL_FOLDER)
+        tokenizer.save_pretrained(out / MODEL_FOLDER)
+        base = {"name": MODEL_FOLDER, "revision": None, "dtype": "float32", "context": model.context}
+    else:
+        local = Path(model.name).expanduser()
+        name = str(local.resolve()) if local.is_dir() else model.name
+        base = {"name": name, "revision": model.revision, "dtype": model.dtype, "context": model.context}
+        metrics = []
+    (out / BASE_FILE).write_text(json.dumps({"kind": model.kind, **base}, indent=1, sort_keys=True) + "\n")
+    write_table(out / "metrics.parquet", "metrics", metrics)
+    if model.kind == "pretrained":
+        network, _ = load_base(out)
+        figures = {"parameters": sum(parameter.numel() for parameter in network.parameters())}
+        report.log(f"{base['name']}: {figures['parameters']:,} parameters")
+    return figures

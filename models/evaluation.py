@@ -137,7 +137,8 @@ def accuracy(rows: Sequence[dict[str, Any]], confidence: float) -> dict[str, Any
         "generated_tokens": sum(row["completion_tokens"] for row in rows),
     }
     if figures["questions"] == len(rows):
-        figures["interval"] = list(wilson(correct, len(rows), confidence))
+        estimate = wilson(correct, len(rows), confidence)
+        figures["interval"] = [estimate.low, estimate.high]
     return figures
 
 
