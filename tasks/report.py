@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.schemas.objects import State
 
+from data import storage
 from data.report.request import CellFiles, IngestedTask, ReportRequest
 from data.storage import ArtifactRef
-from tasks.steps import Inputs, RunContext, run_step, step_task
+from tasks.steps import Inputs, RunContext, artifact_key, run_step, step_task
 
 
 def request_for(
@@ -40,6 +42,7 @@ def request_for(
             for (task, arm), ref in cells.items()
         ),
         importance=inputs.add(composition) / "importance.parquet" if composition is not None else None,
+        composed_arm=settings["composition"]["arm"] if composition is not None else None,
         versions=versions,
     )
 
@@ -62,3 +65,14 @@ def report(
         run, inputs, settings, demonstrations, starts, cells, composition, evaluations, seed, versions
     )
     return run_step("report", "data.report.build:build", request, run.url("report"), inputs, run)
+
+
+def report_artifacts(run: RunContext, made: ArtifactRef) -> None:
+    """Shows the report in Prefect: accuracies as a table, curves and samples as Markdown, under the run's own keys."""
+    texts = storage.read_json(str(storage.fetch(made) / "artifacts.json"))
+    verdict = made.info["verdict"]
+    create_table_artifact(texts["accuracy"], key=artifact_key(f"{run.name} accuracy"), description=verdict)
+    create_markdown_artifact(texts["report"], key=artifact_key(f"{run.name} report"), description=verdict)
+    create_markdown_artifact(
+        texts["samples"], key=artifact_key(f"{run.name} samples"), description="Rollouts, the revealed prefix marked"
+    )
