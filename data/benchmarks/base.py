@@ -104,7 +104,7 @@ def _converted(
                 continue
             question, gold, subject = benchmark.question(row), benchmark.gold(row), benchmark.subject(row)
             kind = benchmark.answer_kind(row) if callable(benchmark.answer_kind) else benchmark.answer_kind
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise _unreadable(benchmark, where, number, row, error) from None
         if not question.strip() or not gold.strip():
             lacking = "gold" if question.strip() else "question"
