@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from data.settings import Settings
 
 
@@ -38,7 +40,7 @@ class ReportRequest(Settings):
     """
 
     run_name: str
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = Field(default_factory=dict)
     """The run's resolved settings as JSON values; shown, not interpreted."""
     ingestion: tuple[IngestedTask, ...] = ()
     evaluations: tuple[Path, ...] = ()
@@ -47,10 +49,12 @@ class ReportRequest(Settings):
     """In the order in which the arms are to be shown."""
     importance: Path | None = None
     """importance.parquet of the composition."""
-    generated: dict[str, dict[str, int]] = {}
+    composed_arm: str | None = None
+    """The arm whose adapters were composed, for the lineage; None: not said."""
+    generated: dict[str, dict[str, int]] = Field(default_factory=dict)
     """Model → task → tokens sampled in its training. What is missing is read from the cells' metrics; give it where
     a model is no arm of a cell (the composed one: the tokens of its experts)."""
-    versions: dict[str, str] = {}
+    versions: dict[str, str] = Field(default_factory=dict)
     """Library → version."""
     headline: tuple[str, str] | None = None
     """(model, reference model) of the verdict; None: the last arm against the first, else what there is."""
