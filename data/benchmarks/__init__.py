@@ -1,9 +1,12 @@
 """Public benchmarks: their questions and golds from a file in the publisher's format, or by hub name."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from data.errors import UserError
 from data.settings import BenchmarkSource
+
+if TYPE_CHECKING:
+    from data.benchmarks.base import Questions
 
 
 def questions(source: BenchmarkSource, task: str) -> list[dict[str, Any]]:
@@ -11,7 +14,7 @@ def questions(source: BenchmarkSource, task: str) -> list[dict[str, Any]]:
     return load_questions(source, task).rows
 
 
-def load_questions(source: BenchmarkSource, task: str):
+def load_questions(source: BenchmarkSource, task: str) -> "Questions":
     """`questions` with the counts of rows read and excluded (`data.benchmarks.base.Questions`).
 
     Raises UserError for an unknown benchmark and for a file that cannot be used.
