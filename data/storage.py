@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,6 +184,49 @@ def fetch(ref: ArtifactRef | str) -> Path:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return cache
+
+
+def children(url: str) -> list[str]:
+    """Names of the folders below `url`, sorted; none where nothing is there."""
+    filesystem, path = _filesystem(url)
+    filesystem.invalidate_cache(path)
+    try:
+        entries = filesystem.ls(path, detail=True)
+    except FileNotFoundError:
+        return []
+    return sorted(entry["name"].rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry["type"] == "directory")
+
+
+def prune(url: str, keep: Sequence[str]) -> None:
+    """Drops every file of a published output but those in `keep` (names, or folders ending in "/").
+
+    The manifest is written first, with `pruned` in its info: an interruption leaves files that belong to nothing, which
+    the next call removes. Does nothing where nothing is published.
+    """
+    manifest = read_json(join(url, MANIFEST))
+    if manifest is None:
+        return
+    kept = {
+        name: entry
+        for name, entry in manifest["files"].items()
+        if any(name == wanted or (wanted.endswith("/") and name.startswith(wanted)) for wanted in keep)
+    }
+    if kept != manifest["files"] or not manifest["info"].get("pruned"):
+        manifest |= {
+            "files": kept,
+            "info": manifest["info"] | {"pruned": True},
+            "sha256": stable_hash({name: entry["sha256"] for name, entry in kept.items()}),
+        }
+        write_json(join(url, MANIFEST), manifest)
+    filesystem, path = _filesystem(url)
+    filesystem.invalidate_cache(path)
+    for found in filesystem.find(path):
+        if found[len(path) :].lstrip("/") not in {*kept, MANIFEST}:
+            filesystem.rm_file(found)
+    if is_local(url):
+        for folder in sorted((entry for entry in local_path(url).rglob("*") if entry.is_dir()), reverse=True):
+            if not any(folder.iterdir()):
+                folder.rmdir()
 
 
 def fingerprint(path: str) -> str:

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from data.artifacts import write_table
-from models.policy import Policy, TokenRow
+from models.policy import Policy
 from models.requests import Device, PolicyFiles, UpdateRequest
+from models.scoring import TokenRow
 from models.settings import LoraTraining, RLSettings
 from tests.tiny import save_base
 
@@ -74,3 +75,54 @@ def update_request(folder: Path, files: PolicyFiles, rows: list[dict], **changes
         seed=0,
         compute=CPU,
     )
+
+
+def early_letters(prompts: list[str], completions: list[str], **columns: list) -> list[float]:
+    """A reward that a random policy earns in part: the share of characters before "m"."""
+    return [sum(character < "m" for character in text) / max(len(text), 1) for text in completions]
+
+
+def write_start_states(path: Path, items: int = 6, n_stages: int = 3) -> Path:
+    """start_states.parquet with `items` sums of three steps each, in `n_stages` stages."""
+    rows = []
+    for item in range(items):
+        steps = [f"{item}+1={item + 1}\n", f"{item + 1}+2={item + 3}\n", f"The answer is {item + 3}."]
+        for stage in range(n_stages):
+            revealed = min(len(steps) - 1, stage)
+            rows.append(
+                {
+                    "item_id": f"item{item}",
+                    "start_state_id": f"item{item}/{stage}",
+                    "task": "sums",
+                    "stage": stage,
+                    "n_stages": n_stages,
+                    "revealed_steps": revealed,
+                    "total_steps": len(steps),
+                    "question": f"{item}+1+2?",
+                    "prefix": "".join(steps[:revealed]),
+                    "remainder": "".join(steps[revealed:]),
+                    "answer": str(item + 3),
+                    "answer_kind": "number",
+                }
+            )
+    write_table(path, "start_states", rows)
+    return path
+
+
+def write_questions(path: Path, count: int = 4) -> Path:
+    """questions.parquet with `count` validation questions."""
+    rows = [
+        {
+            "task": "sums",
+            "benchmark": "held-out",
+            "item_id": f"question{item}",
+            "question": f"{item}+4?",
+            "gold": str(item + 4),
+            "answer_kind": "number",
+            "subject": None,
+            "split": "validation",
+        }
+        for item in range(count)
+    ]
+    write_table(path, "questions", rows)
+    return path
