@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data.artifacts import read_rows
-from data.report.text import plural
+from data.report.text import percent, plural
 
 TOP_SHARE = 0.1  # the ranks that count as a task's top ranks in the overlap; our choice
 SHOWN_SHARES = (0.01, 0.05, 0.1, 0.25, 0.5)
@@ -69,6 +69,14 @@ def overlap_note(importance: Importance) -> str:
         f"Jaccard index of the {plural(importance.top, 'most important rank')} of two tasks: 1 the same ranks, 0 none "
         f"in common; about {chance:.2f} by chance."
     )
+
+
+def source_rows(importance: Importance) -> tuple[list[str], list[list[str]]]:
+    """The experts, and a row a task: its name, then the share of its importance in each expert's ranks."""
+    found = {source for task in importance.tasks for source in task.by_source}
+    tasks = [task.task for task in importance.tasks]
+    sources = [task for task in tasks if task in found] + sorted(found - set(tasks))
+    return sources, [[t.task, *(percent(t.by_source.get(source)) for source in sources)] for t in importance.tasks]
 
 
 def _of_task(task: str, rows: Sequence[dict]) -> tuple[TaskImportance, list[Rank]]:

@@ -3,7 +3,7 @@
 import base64
 from collections.abc import Iterable, Sequence
 
-from data.report.composition import SHOWN_SHARES, Importance, concentration_note, overlap_note
+from data.report.composition import SHOWN_SHARES, Importance, concentration_note, overlap_note, source_rows
 from data.report.content import Content, column_title
 from data.report.lineage import chain
 from data.report.plots import Picture
@@ -23,7 +23,7 @@ from data.report.text import (
     redacted,
     size,
 )
-from data.report.training import Sample, sample_facts, sample_verdict
+from data.report.training import Sample, checkpoint_rows, sample_facts, sample_verdict
 
 QUESTION_LIMIT, PREFIX_LIMIT, COMPLETION_LIMIT, CELL_LIMIT = 1200, 1200, 1600, 400  # characters
 
@@ -155,8 +155,19 @@ def _curves(content: Content, pictures: Sequence[Picture]) -> str:
     chosen = [picture for picture in pictures if picture.section == "curves"]
     if not chosen:
         return _absent("No learning curves: this run trained no expert by reinforcement learning.")
-    text = "Each arm against the tokens it has sampled so far. Rewards: every round pale, the running mean strong."
-    return _note(text) + _figures(chosen)
+    text = (
+        "Each arm against the tokens it has sampled so far. A ring marks the checkpoint chosen on validation. Rewards: "
+        "every round pale, the running mean strong."
+    )
+    return _note(text) + _figures(chosen) + _checkpoints(content)
+
+
+def _checkpoints(content: Content) -> str:
+    if not content.training.checkpoints:
+        return ""
+    header, rows = checkpoint_rows(content.training)
+    table = _table(header, [[html_text(cell) for cell in row] for row in rows], range(1, len(header)))
+    return f"<h3>Chosen checkpoints</h3>{_note('Validation accuracies. Nothing is chosen on test questions.')}{table}"
 
 
 def _stages(content: Content, pictures: Sequence[Picture]) -> str:
@@ -220,14 +231,19 @@ def _importance(importance: Importance | None, pictures: Sequence[Picture]) -> s
     header = ("task", *(f"top {100 * share:.3g} %" for share in SHOWN_SHARES), "ranks gated on")
     names = [task.task for task in importance.tasks]
     overlap = [(html_text(a), *(f"{importance.overlap[a, b]:.2f}" for b in names)) for a in names]
+    sources, shares_by_source = source_rows(importance)
+    origins = [[html_text(cell) for cell in row] for row in shares_by_source]
     columns = range(1, max(len(header), len(names) + 1))
     return (
         _note(concentration_note(importance))
         + _figures([picture for picture in pictures if picture.section == "importance"])
         + _table(header, shares, columns)
+        + "<h3>Whose ranks a task uses</h3>"
+        + _note("Share of the task's importance in the ranks that came from each expert.")
+        + _table(("task", *sources), origins, columns, narrow=True)
         + "<h3>Overlap between tasks</h3>"
         + _note(overlap_note(importance))
-        + _table(("task", *names), overlap, columns)
+        + _table(("task", *names), overlap, columns, narrow=True)
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from data.report.composition import SHOWN_SHARES, Importance, concentration_note, overlap_note
+from data.report.composition import SHOWN_SHARES, Importance, concentration_note, overlap_note, source_rows
 from data.report.content import Content, column_title
 from data.report.lineage import mermaid
 from data.report.plots import Picture
@@ -23,7 +23,7 @@ from data.report.text import (
     redacted,
     size,
 )
-from data.report.training import Curve, Sample, sample_facts, sample_verdict
+from data.report.training import Curve, Sample, checkpoint_rows, sample_facts, sample_verdict
 
 QUESTION_LIMIT, PREFIX_LIMIT, COMPLETION_LIMIT, CELL_LIMIT = 800, 800, 1200, 200  # characters
 CURVE_ROWS = 6
@@ -85,6 +85,15 @@ def curve_table(content: Content, task: str) -> str:
     return markdown_table(("arm", "seed", "generated tokens", "validation accuracy"), rows, (1, 2, 3)) if rows else ""
 
 
+def checkpoint_table(content: Content) -> str:
+    """The checkpoints that validation chose; an empty string where there are none."""
+    if not content.training.checkpoints:
+        return ""
+    header, rows = checkpoint_rows(content.training)
+    table = markdown_table(header, [[*map(markdown_cell, row)] for row in rows], range(1, len(header)))
+    return f"Checkpoints chosen on validation, with their validation accuracies:\n\n{table}"
+
+
 def stage_table(content: Content) -> str:
     """Sampled accuracy by stage, early and late; an empty string where there are no stages."""
     rows = [
@@ -122,11 +131,18 @@ def importance_text(importance: Importance) -> str:
     ]
     header = ("task", *(f"top {100 * share:.3g} %" for share in SHOWN_SHARES), "ranks gated on")
     names = [task.task for task in importance.tasks]
+    sources, origins = source_rows(importance)
     overlap = [(markdown_cell(a), *(f"{importance.overlap[a, b]:.2f}" for b in names)) for a in names]
     return "\n\n".join(
         [
             markdown_cell(concentration_note(importance)),
             markdown_table(header, shares, range(1, len(header))),
+            "Share of the task's importance in the ranks that came from each expert:",
+            markdown_table(
+                ("task", *map(markdown_cell, sources)),
+                [[*map(markdown_cell, row)] for row in origins],
+                range(1, len(sources) + 1),
+            ),
             markdown_cell(overlap_note(importance)),
             markdown_table(("task", *map(markdown_cell, names)), overlap, range(1, len(names) + 1)),
         ]
@@ -200,6 +216,7 @@ def _sections(content: Content, pictures: Sequence[Picture]) -> list[tuple[str, 
             [
                 _picture_lines(pictures, "curves"),
                 *(f"**{markdown_cell(task)}**\n\n{table}" for task, table in zip(content.tasks, curves) if table),
+                checkpoint_table(content),
             ]
             if any(curves) or content.training.reward
             else ["*No learning curves: this run trained no expert by reinforcement learning.*"],

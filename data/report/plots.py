@@ -14,7 +14,7 @@ from PIL import Image
 from data.report.composition import Importance
 from data.report.content import Content, column_title
 from data.report.text import plot_text, short_count
-from data.report.training import Curve, smoothed
+from data.report.training import Checkpoint, Curve, smoothed
 
 COLOURS = 96  # of the palette that the PNG is reduced to: a third of the bytes, no visible difference
 WIDTH, HEIGHT = 4.8, 3.0  # inches; shown at about half its pixels
@@ -96,14 +96,17 @@ def _percent_axis(axes: Axes, values: Sequence[float]) -> None:
 
 
 def _token_axis(axes: Axes, theme: Theme) -> None:
-    axes.set_xlim(left=0)
+    left, right = axes.get_xlim()
+    axes.set_xlim(min(0.0, left), right)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short_count(x)))
     axes.set_xlabel("generated tokens", color=theme.muted, fontsize=9)
 
 
-def validation_plot(curves: Sequence[Curve], arms: Sequence[str], theme: Theme, title: str) -> Figure:
-    """Validation accuracy against generated tokens, one line a cell, one colour an arm."""
+def validation_plot(
+    curves: Sequence[Curve], chosen: Sequence[Checkpoint], arms: Sequence[str], theme: Theme, title: str
+) -> Figure:
+    """Validation accuracy against generated tokens, one line a cell, one colour an arm; a ring on the chosen one."""
     figure, axes = _axes(theme, title, WIDTH, HEIGHT)
     named = set()
     for curve in curves:
@@ -112,6 +115,9 @@ def validation_plot(curves: Sequence[Curve], arms: Sequence[str], theme: Theme, 
         label = None if curve.arm in named else plot_text(curve.arm)
         axes.plot(x, y, color=theme.series[i], marker=MARKERS[i], markersize=4.5, linewidth=1.8, label=label)
         named.add(curve.arm)
+    for checkpoint in chosen:
+        colour = theme.series[series_index(arms, checkpoint.arm)]
+        axes.plot(*checkpoint.point, marker="o", markersize=11, color="none", markeredgecolor=colour)
     _percent_axis(axes, [y for curve in curves for _, y in curve.points])
     _token_axis(axes, theme)
     _legend(axes, theme)
@@ -236,7 +242,8 @@ def curve_picture(content: Content, task: str, dpi: int) -> Picture | None:
     curves = [curve for curve in content.training.validation if curve.task == task]
     if not curves:
         return None
-    draw = partial(validation_plot, curves, content.arms, title=f"{task}: validation accuracy")
+    chosen = [checkpoint for checkpoint in content.training.checkpoints if checkpoint.task == task and checkpoint.point]
+    draw = partial(validation_plot, curves, chosen, content.arms, title=f"{task}: validation accuracy")
     alt = f"Validation accuracy against generated tokens, {task}"
     return _picture(f"{task}-validation", "curves", task, alt, dpi, draw)
 

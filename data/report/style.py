@@ -59,6 +59,7 @@ thead th {
 }
 thead small { font-weight: 400; }
 tbody th { font-weight: 600; white-space: nowrap; }
+.n + td:not(.n), .n + th:not(.n) { padding-left: 1.25rem; }
 .narrow table { width: auto; min-width: 50%; }
 .n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 small { color: var(--muted); font-size: .8rem; white-space: nowrap; }
@@ -114,6 +115,7 @@ footer { font-size: .85rem; }
   h1 { font-size: 1.6rem; }
   h2 { margin-top: 2.5rem; }
   th, td { padding-right: .9rem; }
+  th:first-child { position: sticky; left: 0; background: var(--paper); }
   .acc { min-width: 7.5rem; }
   .narrow table { width: 100%; }
 }

@@ -1,6 +1,5 @@
 """What the cells' tables say: learning curves, success by stage, generated tokens, samples."""
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -8,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
+from pydantic import BaseModel
+
 from data.artifacts import read_rows
 from data.report.request import CellFiles
-from data.report.text import cut, decimal, plural
+from data.report.text import count, cut, decimal, percent, plural
 
 REWARD, VALIDATION = "reward", "validation_accuracy"
 STAGE_NAME = re.compile(r"(?P<kind>accuracy|rollouts)/stage_(?P<stage>\d+)")
@@ -64,6 +65,30 @@ class Sample:
     stop_reason: str
 
 
+class CellResult(BaseModel):
+    """What the report reads of a cell's result.json."""
+
+    round: int | None
+    """The round whose checkpoint was chosen; None: the warm-up's."""
+    rounds: int
+    generated_tokens: int
+    validation_accuracy: float
+    warmup_validation_accuracy: float
+    last_validation_accuracy: float
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The checkpoint of one cell that was chosen on validation, and where it lies on the validation curve."""
+
+    task: str
+    arm: str
+    seed: int
+    result: CellResult
+    point: Point | None
+    """None where the metrics do not have it."""
+
+
 @dataclass
 class Training:
     """All cells' figures."""
@@ -73,8 +98,7 @@ class Training:
     stages: list[StageSuccess] = field(default_factory=list)
     tokens: dict[tuple[str, str], int] = field(default_factory=dict)
     """(arm, task) → generated tokens, the mean over seeds."""
-    results: list[tuple[CellFiles, dict]] = field(default_factory=list)
-    """Each cell's result.json."""
+    checkpoints: list[Checkpoint] = field(default_factory=list)
 
 
 def series(rows: Iterable[dict], name: str) -> tuple[Point, ...]:
@@ -131,11 +155,12 @@ def read_training(cells: Sequence[CellFiles]) -> Training:
     spent: dict[tuple[str, str], list[int]] = defaultdict(list)
     for cell in cells:
         result = cell.folder / "result.json"
+        rows = read_rows(cell.metrics, "metrics") if cell.metrics else []
         if result.is_file():
-            training.results.append((cell, json.loads(result.read_text(encoding="utf-8"))))
-        if cell.metrics is None:
-            continue
-        rows = read_rows(cell.metrics, "metrics")
+            found = CellResult.model_validate_json(result.read_text(encoding="utf-8"))
+            chosen = series([row for row in rows if row["round"] == found.round], VALIDATION)
+            point = chosen[0] if chosen else None
+            training.checkpoints.append(Checkpoint(cell.task, cell.arm, cell.seed, found, point))
         for name, curves in ((VALIDATION, training.validation), (REWARD, training.reward)):
             if points := series(rows, name):
                 curves.append(Curve(cell.task, cell.arm, cell.seed, points))
@@ -222,3 +247,22 @@ def sample_facts(sample: Sample) -> list[str]:
         f"read “{cut(sample.parsed, 60)}”" if sample.parsed else "no answer read",
         *([f"wanted “{cut(sample.answer, 60)}”"] if sample.answer else []),
     ]
+
+
+def checkpoint_rows(training: Training) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Header and rows of the table of chosen checkpoints."""
+    header = ("expert", "seed", "chosen", "of rounds", "generated tokens", "warm-up", "chosen checkpoint", "last round")
+    rows = [
+        (
+            f"{found.task}, {found.arm}",
+            str(found.seed),
+            "warm-up" if found.result.round is None else f"round {found.result.round}",
+            count(found.result.rounds),
+            count(found.result.generated_tokens),
+            percent(found.result.warmup_validation_accuracy),
+            percent(found.result.validation_accuracy),
+            percent(found.result.last_validation_accuracy),
+        )
+        for found in training.checkpoints
+    ]
+    return header, rows

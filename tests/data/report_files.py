@@ -52,7 +52,8 @@ def evaluation(path: Path, model: str, task: str, correct: list[bool], **changed
 def metrics(path: Path, rounds: int, tokens: int, start: float, end: float, stages: int) -> Path:
     """metrics.parquet with an accuracy that rises from `start` to `end`, in `rounds` rounds of `tokens` tokens."""
     noise = random.Random(str(path.parent))
-    rows = []
+    shared = {"step": 0, "round": None, "generated_tokens_so_far": 0}
+    rows = [shared | {"name": "validation_accuracy", "value": start * 0.9}]
     for number in range(rounds):
         level = start + (end - start) * (1 - math.exp(-3 * number / rounds))
         values = {"reward": level + noise.gauss(0, 0.03), "accuracy": level, "loss": 0.1}
@@ -176,7 +177,9 @@ def cell(folder: Path, task: str, arm: str, seed: int = 0, rounds: int = 60) -> 
     """A trained cell; plain_rl starts from the question only."""
     folder.mkdir(parents=True)
     stages = 1 if arm == "plain_rl" else 4
-    (folder / "result.json").write_text(json.dumps({"rounds": rounds, "best_round": 50}))
+    result = {"round": rounds - 1, "rounds": rounds, "generated_tokens": 3340 * rounds, "validation_accuracy": 0.5}
+    result |= {"warmup_validation_accuracy": 0.2, "last_validation_accuracy": 0.4, "accuracy_by_stage": {"0": 0.3}}
+    (folder / "result.json").write_text(json.dumps(result))
     start, end = (0.1, 0.35) if arm == "plain_rl" else (0.22, 0.62)
     return CellFiles(
         task=task,

@@ -14,7 +14,7 @@ from data.artifacts import file_hash, read_rows, write_table
 from data.progress import Silent
 from data.report import artifacts
 from data.report.build import build
-from data.report.composition import expected_jaccard, jaccard, read_importance
+from data.report.composition import expected_jaccard, jaccard, read_importance, source_rows
 from data.report.content import Content, collect, column_title
 from data.report.lineage import edges, mermaid
 from data.report.request import CellFiles, ReportRequest
@@ -154,7 +154,9 @@ def test_generated_tokens_come_from_the_metrics(tmp_path):
     training = read_training(cells)
     assert training.tokens == {("r3", "words"): round((10 + 11) / 2 * 3340)}
     assert [curve.seed for curve in training.validation] == [0, 1]
-    assert training.results[0][1] == {"best_round": 50, "rounds": 10}
+    chosen = training.checkpoints[0]
+    assert (chosen.result.round, chosen.result.rounds, chosen.result.validation_accuracy) == (9, 10, 0.5)
+    assert chosen.point == training.validation[0].points[-1] and training.validation[0].points[0][0] == 0
 
 
 def test_the_prefix_is_what_the_policy_was_given(tmp_path):
@@ -195,6 +197,7 @@ def test_importance_shares_and_overlap(tmp_path):
     assert a.cumulative == pytest.approx((0.5, 0.8, 0.9, 1.0)) and b.cumulative == pytest.approx((0.6, 0.8, 1.0, 1.0))
     assert a.by_source == pytest.approx({"a": 0.8, "b": 0.2}) and a.on == 1
     assert a.within(0.5) == pytest.approx(0.8)
+    assert source_rows(found) == (["a", "b"], [["a", "80.0 %", "20.0 %"], ["b", "60.0 %", "40.0 %"]])
     assert found.overlap == {("a", "a"): 1.0, ("a", "b"): 0.0, ("b", "a"): 0.0, ("b", "b"): 1.0}
     assert jaccard({1, 2, 3}, {2, 3, 4}) == 0.5 and jaccard(set(), set()) == 1.0
     assert expected_jaccard(10, 100) == pytest.approx(10 / 190)
