@@ -26,10 +26,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("item_id", _STRING),  # content hash of question and response
             ("question", _STRING),
             ("rationale", _STRING),  # "".join(steps)
-            (
-                "response",
-                _STRING,
-            ),  # what the policy learns to write: the rationale, then the answer marker if it lacks one
+            ("response", _STRING),  # what the policy learns to write: the rationale, and the answer marker if it lacks one
             ("answer", _STRING),
             ("answer_kind", _STRING),
             ("steps", pa.list_(_STRING)),
@@ -165,7 +162,7 @@ def write_table(path: Path, name: str, rows: Sequence[dict[str, Any]] | pa.Table
 
 
 class TableWriter:
-    """Writes the table `name` in pieces, for tables larger than memory. A context manager; `rows` counts what was written.
+    """Writes the table `name` in pieces, for tables larger than memory. A context manager; `rows` counts them.
 
     `write` takes rows or a pa.Table with the schema's columns, as `write_table` does.
     """

@@ -88,6 +88,8 @@ class BenchmarkSource(Settings):
     """File in the publisher's format; None: the benchmark's hub name."""
     limit: int | None = Field(None, ge=1)
     """At most this many questions, chosen by content hash."""
+    decontaminate: bool = True
+    """Refuse demonstrations whose question overlaps with one of these (in 8-grams); False: keep and count them."""
 
 
 class Splits(Settings):
@@ -140,7 +142,7 @@ class StagedCurriculum(Settings):
     kind: Literal["staged"] = "staged"
     n_stages: int = Field(5, ge=1)
     rounds_per_stage: int | None = Field(5, ge=1)
-    """Rounds after which the next stage begins in any case (our choice; the paper does not say). None: no such limit."""
+    """Rounds after which the next stage begins in any case (our choice; unknown of the paper). None: no limit."""
     success_threshold: float = Field(0.8, gt=0.0, le=1.0)
     """A round's share of correct rollouts from which the next stage begins at once (our choice)."""
 

@@ -1,0 +1,117 @@
+"""The second pass: which questions are held out, and which rows the limit keeps."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from data.artifacts import SCHEMAS, TableWriter
+from data.errors import UserError
+
+
+@dataclass
+class Assigned:
+    """What the second pass decided: demonstrations by split, the held-out questions, rows beyond the limit."""
+
+    accepted: int
+    over_limit: int
+    splits: dict[str, int]
+    questions: list[dict[str, Any]]
+    """Rows of the table questions, each question once."""
+
+
+def assign(
+    spill: Path, path: Path, rejected: TableWriter, held_out: dict[str, int], limit: int | None, name: str
+) -> Assigned:
+    """Writes the table demonstrations to `path` from the spill file, in its order.
+
+    The `limit` rows with the smallest content hashes are kept. Of their distinct questions those with the smallest
+    hashes are held out: first validation, then promotion, then test. Raises UserError where none would be left to train on.
+    """
+    with pa.memory_map(str(spill)) as file:
+        reader = pa.ipc.open_file(file)
+        item_hashes = _column(reader, "item_hash")
+        keep = np.ones(len(item_hashes), dtype=bool)
+        if limit is not None and limit < len(item_hashes):
+            keep = item_hashes <= np.partition(item_hashes, limit - 1)[limit - 1]
+        del item_hashes
+        split_of = _held_out_hashes(np.unique(_column(reader, "question_hash")[keep]), held_out, name)
+        return _write(reader, keep, split_of, path, rejected)
+
+
+def _column(reader: pa.RecordBatchFileReader, name: str) -> np.ndarray:
+    index = reader.schema.get_field_index(name)
+    return np.concatenate(
+        [reader.get_batch(number).column(index).to_numpy() for number in range(reader.num_record_batches)]
+    )
+
+
+def _held_out_hashes(distinct: np.ndarray, held_out: dict[str, int], name: str) -> dict[int, str]:
+    wanted = sum(held_out.values())
+    if len(distinct) <= wanted:
+        asked = ", ".join(f"splits.{split} {n}" for split, n in held_out.items() if n)
+        raise UserError(
+            f"{name}: {len(distinct)} distinct questions were accepted, but {wanted} are to be held out ({asked}) "
+            "and at least one is needed for training; lower these numbers or give more demonstrations"
+        )
+    names = [split for split, n in held_out.items() for _ in range(n)]
+    return dict(zip(distinct[:wanted].tolist(), names))
+
+
+def _write(
+    reader: pa.RecordBatchFileReader, keep: np.ndarray, split_of: dict[int, str], path: Path, rejected: TableWriter
+) -> Assigned:
+    counts = Assigned(0, 0, {"train": 0} | dict.fromkeys(split_of.values(), 0), [])
+    asked: set[int] = set()
+    start = 0
+    with TableWriter(path, "demonstrations") as writer:
+        for number in range(reader.num_record_batches):
+            batch = pa.Table.from_batches([reader.get_batch(number)])
+            kept = keep[start : start + batch.num_rows]
+            start += batch.num_rows
+            if not kept.all():
+                beyond = batch.filter(pa.array(~kept))
+                rejected.write(_over_limit(beyond))
+                counts.over_limit += beyond.num_rows
+                batch = batch.filter(pa.array(kept))
+            hashes = batch["question_hash"].to_pylist()
+            names = [split_of.get(value, "train") for value in hashes]
+            for split in names:
+                counts.splits[split] += 1
+            writer.write(batch.append_column("split", pa.array(names, pa.string())))
+            for place, (value, split) in enumerate(zip(hashes, names)):
+                if split != "train" and value not in asked:
+                    asked.add(value)
+                    counts.questions.append(_question(batch.slice(place, 1).to_pylist()[0], split))
+        counts.accepted = writer.rows
+    counts.questions.sort(key=lambda row: (list(counts.splits).index(row["split"]), row["item_id"]))
+    return counts
+
+
+def _over_limit(rows: pa.Table) -> pa.Table:
+    n = rows.num_rows
+    return pa.table(
+        {
+            "source": rows["source"],
+            "row_number": rows["row_number"],
+            "reason": pa.array(["over_limit"] * n, pa.string()),
+            "message": pa.array(["accepted, but beyond source.limit, which keeps the smallest content hashes"] * n),
+            "raw": rows["raw"],
+        },
+        schema=SCHEMAS["rejected"],
+    )
+
+
+def _question(row: dict[str, Any], split: str) -> dict[str, Any]:
+    return {
+        "task": row["task"],
+        "benchmark": row["source"],
+        "item_id": row["item_id"],
+        "question": row["question"],
+        "gold": row["answer"],
+        "answer_kind": row["answer_kind"],
+        "subject": "",
+        "split": split,
+    }
