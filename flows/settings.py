@@ -66,7 +66,8 @@ class ExpertSettings(SharedSections):
     source: Source
     test: BenchmarkSource | None = None
     """None: the test questions are held out of the demonstrations."""
-    segmentation: Segmentation = "lines"
+    segmentation: Segmentation | None = None
+    """None: the unit that the suite names, or R³'s for the recognised format (programs: code lines)."""
     answer_kind: AnswerKind | None = None
     """None: what the source says."""
 
