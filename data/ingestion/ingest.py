@@ -36,31 +36,29 @@ def ingest(
     """Writes `out`/demonstrations.parquet, rejected.parquet and questions.parquet for one task.
 
     segmentation: None means the unit that the suite names, or R³'s for the recognised format. answer_kind: overrides
-    what the source implies. test: its questions become the test questions, and demonstrations that overlap with them are
-    refused; without it the test questions are held out of the demonstrations like those of validation and promotion.
+    what the source implies. test: its questions become the test questions, and demonstrations that overlap with them
+    are refused; without it test questions are held out of the demonstrations like those of validation and promotion.
     Held-out questions are chosen by content hash, so a question's repeats are all on one side.
 
-    Returns counts: `read` = `accepted` + `rejected`, `rejected_by_reason`, demonstrations by split (`splits`), questions
-    by split (`questions`), `format`, and `contaminated_kept`. Raises UserError where the source cannot be read, no row is
-    accepted, or too few questions are left for training. On any error the tables are removed.
+    Returns counts: `read` = `accepted` + `rejected`, `rejected_by_reason`, demonstrations by split (`splits`),
+    questions by split (`questions`), `format`, and `contaminated_kept`. Raises UserError where the source cannot be
+    read, no row is accepted, or too few questions are left for training. On any error the tables are removed.
     """
     questions = _benchmark_questions(test, task, report)
+    overlap = _overlap(test, questions)
+    limit = None if source.kind == "suite" else source.limit
     held_out = {"validation": splits.validation, "promotion": splits.promotion}
     held_out["test"] = 0 if test is not None else splits.test
     try:
         with TableWriter(out / "rejected.parquet", "rejected") as rejected:
             stream = demonstration_stream(source, segmentation, sum(held_out.values()))
-            intake = Intake(
-                task, stream, answer_kind, out / _SPILL, rejected, _overlap(test, questions), limited(source)
-            )
-            with intake:
+            with Intake(task, stream, answer_kind, out / _SPILL, rejected, overlap, limit) as intake:
                 _read_all(intake, stream, report)
             if not intake.accepted:
                 raise UserError(_nothing_accepted(stream.name, intake))
-            counts = assign(
-                out / _SPILL, out / "demonstrations.parquet", rejected, held_out, limited(source), stream.name
-            )
-            intake.rejected.update({"over_limit": counts.over_limit} if counts.over_limit else {})
+            counts = assign(out / _SPILL, out / _TABLES[0], rejected, held_out, limit, stream.name)
+            if counts.over_limit:
+                intake.rejected["over_limit"] = counts.over_limit
         write_table(out / "questions.parquet", "questions", [*counts.questions, *questions])
     except BaseException:
         for name in _TABLES:
@@ -80,11 +78,6 @@ def ingest(
     }
     report.log(_summary(stream.name, result))
     return result
-
-
-def limited(source: Source) -> int | None:
-    """The source's limit; a suite draws as many as it is asked for."""
-    return None if source.kind == "suite" else source.limit
 
 
 def _benchmark_questions(test: BenchmarkSource | None, task: str, report: Report) -> list[dict[str, Any]]:
@@ -135,4 +128,5 @@ def _nothing_accepted(name: str, intake: Intake) -> str:
 def _summary(name: str, result: dict[str, Any]) -> str:
     reasons = f" ({_reasons(result['rejected_by_reason'])})" if result["rejected"] else ""
     splits = ", ".join(f"{split} {count}" for split, count in result["splits"].items())
-    return f"{name}: {result['read']} rows read, {result['accepted']} accepted ({splits}), {result['rejected']} refused{reasons}"
+    accepted = f"{result['accepted']} accepted ({splits})"
+    return f"{name}: {result['read']} rows read, {accepted}, {result['rejected']} refused{reasons}"

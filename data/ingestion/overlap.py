@@ -30,7 +30,7 @@ class Overlap:
                     self._ids.setdefault(gram, row["item_id"])
 
     def share(self, question: str) -> tuple[float, str]:
-        """(share of the question's 8-grams that are in the benchmark, item_id of the question that has most of them)."""
+        """(share of the question's 8-grams that are in the benchmark, item_id of the one that has most of them)."""
         grams = _grams(question)
         if self._ids.keys().isdisjoint(grams):
             return 0.0, ""

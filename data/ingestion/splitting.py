@@ -28,7 +28,7 @@ def assign(
     """Writes the table demonstrations to `path` from the spill file, in its order.
 
     The `limit` rows with the smallest content hashes are kept. Of their distinct questions those with the smallest
-    hashes are held out: first validation, then promotion, then test. Raises UserError where none would be left to train on.
+    hashes are held out: first validation, then promotion, then test. Raises UserError where none is left for training.
     """
     with pa.memory_map(str(spill)) as file:
         reader = pa.ipc.open_file(file)
