@@ -7,6 +7,7 @@ tensors, so several policies (one being trained, a frozen reference) share a bas
 import copy
 import hashlib
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -192,6 +193,14 @@ def _context(base: Any, wanted: int | None) -> int:
     return min(known)
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warning that peft asks transformers for an attribute by its old name."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+        yield
+
+
 def _with_new_adapter(base: Any, parameters: LoraTraining, seed: int) -> Any:
     from peft import LoraConfig, get_peft_model
 
@@ -204,8 +213,8 @@ def _with_new_adapter(base: Any, parameters: LoraTraining, seed: int) -> Any:
         bias="none",
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with torch.random.fork_rng(), _quiet():
+        torch.manual_seed(seed % 2**63)
         try:
             return get_peft_model(base, config)
         except ValueError as error:
@@ -221,7 +230,8 @@ def _with_adapter(base: Any, folder: Path, parameters: Parameters | None, traina
         raise UserError(
             f"{folder} holds an adapter, but parameters.kind is 'full'; use 'lora' or start from full weights"
         )
-    model = PeftModel.from_pretrained(base, str(folder), is_trainable=trainable)
+    with _quiet():
+        model = PeftModel.from_pretrained(base, str(folder), is_trainable=trainable)
     if trainable and isinstance(parameters, LoraTraining) and model.peft_config["default"].r != parameters.rank:
         found = model.peft_config["default"].r
         raise UserError(f"{folder} holds an adapter of rank {found}, but parameters.rank is {parameters.rank}")

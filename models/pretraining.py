@@ -28,7 +28,7 @@ SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 BUCKET = 16
 """Batches whose rows are sorted by length together (our choice: little padding, and still mixed lengths in time)."""
 
-MICRO_BATCH_TOKENS = 16_384
+MICRO_BATCH_TOKENS = 8192
 WEIGHT_DECAY = 0.01
 RISE = 0.05
 """Share of the steps in which the learning rate rises (our choice)."""

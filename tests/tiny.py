@@ -21,6 +21,40 @@ def character_tokenizer():
     )
 
 
+def bpe_tokenizer(vocabulary: int = 400):
+    """A byte-level BPE tokenizer of GPT-2's kind, trained in memory: it merges newlines and spaces; EOS 0, no BOS."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    text = ["def solution():\n    apples = 12\n    total = apples + 30\n    return total\n\n\n", "The answer is 42 .  "]
+    tokenizer.train_from_iterator(text * 20, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+
+
+def tiny_gpt2(seed: int = 0, vocabulary: int = 128, context: int = 256):
+    """A random GPT-2 (learned positions) in float32, evaluation mode."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(seed)
+    config = GPT2Config(
+        vocab_size=vocabulary, n_embd=32, n_layer=2, n_head=4, n_positions=context, bos_token_id=1, eos_token_id=2
+    )
+    model = GPT2LMHeadModel(config).eval()
+    # As drawn, positions hardly matter; a model that has learned them reads them loudly.
+    torch.nn.init.normal_(model.transformer.wpe.weight, std=1.0)
+    return model
+
+
 def tiny_llama(seed: int = 0, vocabulary: int = 128, hidden: int = 32, layers: int = 2, context: int = 256):
     """A random Llama in float32, evaluation mode."""
     import torch
