@@ -8,6 +8,7 @@ import torch
 from data.artifacts import read_rows, write_table
 from data.errors import UserError
 from data.progress import Silent
+from data.seeds import derive_seed
 from data.settings import PlainPrompt, SuiteSource
 from data.suites import SUITES
 from models.base import base_hash, base_name, load_base, prepare
@@ -15,8 +16,7 @@ from models.pretraining import character_tokenizer, documents, plan_batches
 from models.requests import BaseRequest
 from models.settings import PretrainedModel, TinyLlama
 from models.tokenization import decode
-from tests.tiny import character_tokenizer as test_tokenizer
-from tests.tiny import tiny_llama
+from tests.tiny import save_base, tiny_llama
 
 SMALL = TinyLlama(
     hidden_size=32, layers=2, heads=4, kv_heads=2, intermediate_size=64, pretrain_steps=12, pretrain_batch=8
@@ -60,8 +60,6 @@ def test_excluded_questions_are_not_among_the_documents(tmp_path):
     tokenizer = character_tokenizer()
     everything = [decode(tokenizer, [*row.prompt_ids, *row.completion_ids]) for row in documents(asked, tokenizer)[0]]
     suite = SUITES[NAMES[0]]
-    from data.seeds import derive_seed
-
     first = next(iter(suite.examples(1, derive_seed(0, "pretraining", suite.name, 0)))).question
     assert any(text.startswith(first) for text in everything)
     row = {"task": "t", "benchmark": "b", "item_id": "1", "question": first, "gold": "1", "split": "test"}
@@ -110,17 +108,16 @@ def test_no_pretraining_step_needs_no_corpus(tmp_path):
 
 def test_a_pretrained_model_from_a_local_folder(tmp_path):
     model = tiny_llama()
-    model.save_pretrained(tmp_path / "weights")
-    test_tokenizer().save_pretrained(tmp_path / "weights")
+    weights = save_base(tmp_path / "base", model) / "model"
     (tmp_path / "out").mkdir()
-    named = PretrainedModel(name=str(tmp_path / "weights"), dtype="bfloat16", context=64)
+    named = PretrainedModel(name=str(weights), dtype="bfloat16", context=64)
     figures = prepare(BaseRequest(model=named), tmp_path / "out", Silent())
     assert figures["parameters"] == sum(parameter.numel() for parameter in model.parameters())
     assert json.loads((tmp_path / "out" / "base.json").read_text())["context"] == 64
     assert load_base(tmp_path / "out")[0].dtype == torch.bfloat16
-    assert base_name(tmp_path / "out") == str(tmp_path / "weights")
+    assert base_name(tmp_path / "out") == str(weights)
     before = base_hash(tmp_path / "out")
-    tiny_llama(seed=9).save_pretrained(tmp_path / "weights")
+    tiny_llama(seed=9).save_pretrained(weights)
     assert base_hash(tmp_path / "out") != before
 
 

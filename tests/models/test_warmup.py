@@ -62,13 +62,13 @@ def test_warm_up_lowers_the_loss_and_saves_what_it_learned(base, demonstrations,
     out.mkdir()
     figures = warm_up(request(base, demonstrations, parameters), out, Silent())
     assert (figures["demonstrations"], figures["steps"], figures["left_out"]) == (8, 12, 0)
-    assert figures["last_loss"] < 0.9 * figures["first_loss"]
+    assert figures["last_loss"] < figures["first_loss"] - 0.2
     losses = [row["value"] for row in read_rows(out / "metrics.parquet", "metrics") if row["name"] == "loss"]
     assert losses[0] == figures["first_loss"] and len(losses) == 12
     trained = Policy.load(PolicyFiles(base=base, weights=out / "weights"))
     rows, _ = training_rows(trained, demonstrations, PlainPrompt())
     before = -torch.cat(Policy.load(PolicyFiles(base=base)).completion_logprobs(rows)).mean().item()
-    assert -torch.cat(trained.completion_logprobs(rows)).mean().item() < 0.9 * before
+    assert -torch.cat(trained.completion_logprobs(rows)).mean().item() < before - 0.2
 
 
 def test_the_same_request_gives_the_same_bytes(base, demonstrations, tmp_path):
