@@ -1,14 +1,19 @@
 """`grade`: is the answer of a text the gold answer?"""
 
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
 from data.errors import UserError
-from data.grading import numbers, words
+from data.grading import mathematics, numbers, words
+from data.grading.equality import Undecided, Unreadable, same_answer
+from data.grading.latex import tidy
 from data.grading.quantities import equal_quantities, parse_quantity, show
 from data.grading.selection import Reader, Selected, select
+from data.grading.symbolic import SymbolicFailure
 
+_OPTION_GOLD = re.compile(r"\\text\{\s*\(([A-J])\)\s*\}|\(\s*(?:\\text\{)?\s*([A-J])\s*\}?\s*\)")
 KINDS = ("number", "math", "choice", "label", "program", "string")
 
 
@@ -103,13 +108,20 @@ def _near(value: Fraction, gold: Fraction) -> bool:
 
 
 def _grade_math(prediction: str, gold: str) -> Grade:
-    expected = numbers.parse_number(gold)
-    if expected is None:
-        return _grade_string(prediction, gold)
-    selected = select(prediction, numbers.READER)
+    expected = tidy(gold)
+    if not expected:
+        return Grade(False, None, "bad_gold")
+    if _OPTION_GOLD.fullmatch(expected):
+        return _grade_choice(prediction, _OPTION_GOLD.fullmatch(expected)[1])
+    selected = select(prediction, mathematics.READER)
     if selected.value is None:
         return _unread(selected)
-    return _verdict(equal_quantities(selected.value, expected), show(selected.value.value))
+    try:
+        return _verdict(same_answer(selected.value, expected), selected.value[:200])
+    except (Undecided, SymbolicFailure) as error:
+        return Grade(False, selected.value[:200], str(error))
+    except Unreadable:
+        return Grade(False, None, "unreadable_answer")
 
 
 _GRADERS = {

@@ -36,13 +36,16 @@ _NOT_UNITS = frozenset(
     is was are were equals approximately about if because since so then wait no k x y z n i e pi π a b c d p q r t u v w
     infinity inf nan point more less fewer most least choose mod base root""".split()
 )
+_ATTACHED = re.compile(r"[A-Za-z]{1,2}(?![A-Za-z])")
+_SHORT_WORDS = frozenset("of in on at an by he we it up so my us am pm".split())
 _UNIT_NAMES = {
     "cm": "centimeter", "mm": "millimeter", "m": "meter", "km": "kilometer", "in": "inch", "inches": "inch",
     "ft": "foot", "feet": "foot", "yd": "yard", "mi": "mile", "g": "gram", "kg": "kilogram", "mg": "milligram",
     "lb": "pound", "lbs": "pound", "oz": "ounce", "s": "second", "sec": "second", "secs": "second", "min": "minute",
     "mins": "minute", "h": "hour", "hr": "hour", "hrs": "hour", "l": "liter", "ml": "milliliter", "°": "degree",
     "deg": "degree", "usd": "dollar", "buck": "dollar", "cent": "cent", "¢": "cent", "percent": "%", "percentage": "%",
-    "per": "/", "sq": "square", "²": "^2", "³": "^3",
+    "per": "/", "sq": "square", "cu": "cubic", "²": "^2", "³": "^3", "metre": "meter", "litre": "liter", "cms": "centimeter",
+    "kilometre": "kilometer", "centimetre": "centimeter", "kph": "kilometer / hour", "mph": "mile / hour",
 }  # fmt: skip
 
 
@@ -142,35 +145,65 @@ def _value(match: re.Match) -> Fraction | None:
 
 
 def _with_tail(value: Fraction, currency: str, tail: str) -> Quantity | None:
-    """Reads what follows the number: scale words, percent sign, unit words; None where it is anything else."""
-    unit = [_CURRENCY[currency]] if currency else []
-    percent = False
+    """The quantity with what follows its number: scale words, percent sign, unit; None where it is anything else."""
+    unit = _CURRENCY[currency] if currency else ""
+    if not tail.strip(" \t.!,;:"):
+        return Quantity(value, False, unit)
+    attached = tail[0].isalpha()
+    read = read_tail(tail)
+    if read is None or (attached and _ATTACHED.match(tail) and _ATTACHED.match(tail)[0] not in _UNIT_NAMES):
+        return None  # "5xy" is a product
+    scale, percent, name = read
+    if unit and name and name != unit:
+        name = f"{unit} {name}"
+    return Quantity(value * scale, percent, name or unit)
+
+
+@lru_cache(maxsize=1024)
+def read_tail(tail: str) -> tuple[int, bool, str] | None:
+    """What follows a number, as (scale, whether percent, unit); None where it is not only scale words and a unit."""
     tail = tail.strip()
-    if tail and tail[0] == "-" and len(tail) > 1 and tail[1].isalpha():
+    if len(tail) > 1 and tail[0] == "-" and tail[1].isalpha():
         tail = tail[1:]  # a hyphen between number and unit: "5-mile"
-    words, position = [], 0
+    words, position, scale, percent = [], 0, 1, False
     tail = tail.rstrip(".!,;: ")
     while position < len(tail):
         match = _TAIL_WORD.match(tail, position)
         if not match:
             return None
-        words.append(match[0].rstrip(".").lower())
+        words.append(match[0].rstrip(".").strip("{}"))
         position = match.end()
         while position < len(tail) and tail[position] in " \t":
             position += 1
-    if len(words) > 12:
+    if len(words) > 12 or any(len(word) < 3 and not _is_short_word(word) for word in words):
         return None
+    words = [word if word == "C" or word == "F" else word.lower() for word in words]
     while words and words[0] in _SCALE:
-        value *= _SCALE[words.pop(0)]
+        scale *= _SCALE[words.pop(0)]
     if words and words[0] in ("%", "percent"):
         percent = True
         words.pop(0)
     if any(word in _NOT_UNITS or word in _SCALE for word in words):
         return None
-    unit += [_UNIT_NAMES.get(word, word[:-1] if len(word) > 3 and word.endswith("s") else word) for word in words]
-    if len(unit) == 2 and unit[0] == unit[1]:
-        unit.pop()
-    return Quantity(value, percent, " ".join(unit))
+    names = [_unit_name(word) for word in words]
+    return scale, percent, _in_order([name for name in names if name != "unit"])
+
+
+def _is_short_word(word: str) -> bool:
+    return not word.isalpha() or word in _UNIT_NAMES or word.lower() in _SHORT_WORDS or word.startswith("^")
+
+
+def _unit_name(word: str) -> str:
+    singular = word[:-1] if len(word) > 3 and word.endswith("s") and not word.endswith("ss") else word
+    return _UNIT_NAMES.get(word) or _UNIT_NAMES.get(singular, singular)
+
+
+def _in_order(names: list[str]) -> str:
+    """`square inch` and `inch ^2` are the same unit."""
+    for word, power in (("square", "^2"), ("cubic", "^3")):
+        if names and names[0] == word:
+            names = [*names[1:2], power, *names[2:]] if len(names) > 1 else []
+    return " ".join(names)
 
 
 def equal_quantities(prediction: Quantity, gold: Quantity) -> bool:

@@ -1,0 +1,85 @@
+"""Answers in LaTeX or plain mathematical notation: which part of a text is one."""
+
+import re
+
+from data.grading.answers import parse_answer
+from data.grading.expressions import Unreadable
+from data.grading.extraction import last_sentence
+from data.grading.latex import balanced, tidy
+from data.grading.numbers import parse_number_unmarked, sole_number
+from data.grading.quantities import show
+from data.grading.selection import Reader
+
+_INLINE = re.compile(r"(?<!\\)\$([^$]+)(?<!\\)\$|\\\((.+?)\\\)", re.DOTALL)
+_COMPLETE = re.compile(r"[.!][\"'”)*_$]*$")
+_MAX_ANSWER = 5000
+
+
+def parse_math(text: str) -> str | None:
+    """A marked answer as a tidy text; None where it is empty, unbalanced or too long."""
+    if len(text) > _MAX_ANSWER or not balanced(text):
+        return None
+    return tidy(text) or None
+
+
+def parse_math_phrase(text: str) -> str | None:
+    """What follows "the answer is": an answer that can be read, or a sentence with one formula or number."""
+    text = text.strip().rstrip(".!").strip()
+    if text.startswith("<") and text.endswith(">"):
+        text = text[1:-1]
+    formulas = _formulas(text)
+    if len(formulas) == 1 and not text.startswith(("$", "\\(")):
+        return _sole_formula(text, formulas)
+    value = parse_math(text)
+    if value is not None and _shape(value) not in (None, "words"):
+        return value
+    if formulas:
+        return _sole_formula(text, formulas)
+    number = sole_number(text)
+    return None if number is None else show(number.value) + ("%" if number.percent else "")
+
+
+def parse_math_unmarked(text: str) -> str | None:
+    """A text without a marker: the whole text is an answer, or its last complete sentence holds one formula or number."""
+    if "\n" not in text and len(text) <= 300:
+        value = parse_math(text)
+        shape = _shape(value) if value else None
+        if shape not in (None, "words") or (shape == "words" and len(value.split()) <= 3):
+            return value
+    sentence = last_sentence(text)
+    if not _COMPLETE.search(sentence):
+        return None
+    formulas = _formulas(sentence)
+    if formulas:
+        return _sole_formula(sentence, formulas)
+    number = parse_number_unmarked(text)
+    return None if number is None else show(number.value) + ("%" if number.percent else "")
+
+
+def _formulas(text: str) -> list[str]:
+    return [first or second for first, second in _INLINE.findall(text)]
+
+
+def _sole_formula(text: str, formulas: list[str]) -> str | None:
+    """The only formula of a sentence without another number outside it."""
+    rest = _INLINE.sub(" ", text)
+    if len(formulas) != 1 or any(character.isdigit() for character in rest):
+        return None
+    if re.search(r"\b(?:or|not|nor|maybe|perhaps|possibly|between|approximately|about)\b|n't\b|\?", rest, re.IGNORECASE):
+        return None
+    value = parse_math(formulas[0])
+    return value if value is not None and _shape(value) not in (None, "words") else None
+
+
+def _shape(text: str) -> str | None:
+    try:
+        return parse_answer(text)[0]
+    except Unreadable:
+        return None
+
+
+def _settled(rest: str) -> bool:
+    return not any(character.isdigit() or character in "$\\=" for character in rest)
+
+
+READER = Reader(parse_math, parse_math_phrase, parse_math_unmarked, _settled)
