@@ -113,11 +113,13 @@ def validation_plot(
         i = series_index(arms, curve.arm)
         x, y = zip(*curve.points)
         label = None if curve.arm in named else plot_text(curve.arm)
-        axes.plot(x, y, color=theme.series[i], marker=MARKERS[i], markersize=4.5, linewidth=1.8, label=label)
+        axes.plot(
+            x, y, color=theme.series[i], marker=MARKERS[i], markersize=4.5, linewidth=1.8, label=label, clip_on=False
+        )
         named.add(curve.arm)
     for checkpoint in chosen:
         colour = theme.series[series_index(arms, checkpoint.arm)]
-        axes.plot(*checkpoint.point, marker="o", markersize=11, color="none", markeredgecolor=colour)
+        axes.plot(*checkpoint.point, marker="o", markersize=11, color="none", markeredgecolor=colour, clip_on=False)
     _percent_axis(axes, [y for curve in curves for _, y in curve.points])
     _token_axis(axes, theme)
     _legend(axes, theme)
@@ -163,7 +165,7 @@ def stage_plot(content: Content, task: str, theme: Theme, title: str) -> Figure:
             label = plot_text(f"{cell.arm}, {when}")
             axes.plot(
                 x, list(values.values()), linestyle="none", marker=marker, markersize=6.5, color=colour,
-                markerfacecolor=face, markeredgewidth=1.4, label=None if label in named else label,
+                markerfacecolor=face, markeredgewidth=1.4, clip_on=False, label=None if label in named else label,
             )  # fmt: skip
             named.add(label)
     _percent_axis(axes, [y for cell in cells for y in (*cell.early.values(), *cell.late.values())])
@@ -195,7 +197,7 @@ def accuracy_plot(content: Content, theme: Theme, title: str) -> Figure:
         marker = MARKERS[series_index(content.arms, cell.model)] if arm else "o"
         axes.plot([cell.low, cell.high], [y, y], color=colour, linewidth=1.8, solid_capstyle="butt")
         face = colour if arm else theme.paper
-        axes.plot([cell.accuracy], [y], marker=marker, color=colour, markersize=6, markerfacecolor=face)
+        axes.plot([cell.accuracy], [y], marker=marker, color=colour, markersize=6, markerfacecolor=face, clip_on=False)
         ticks.append(y)
         labels.append(plot_text(cell.model))
         y += 1.0

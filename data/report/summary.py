@@ -196,7 +196,7 @@ def verdict(pair: tuple[str, str] | None, found: Sequence[Difference], said: Seq
         where = {1: "above", 0: "level with", -1: "below"}[(found[0].mean > 0) - (found[0].mean < 0)]
         sure = "excludes" if clear[0] or clear[1] else "includes"
         span = point_interval(found[0].low, found[0].high)
-        by = "" if where == "level with" else f" by {points(abs(found[0].mean))[1:]}"
+        by = "" if where == "level with" else f" by {points(abs(found[0].mean)).lstrip('+')}"
         return f"{model} is {where} {reference} on {found[0].task}{by} ({level} interval {span} {sure} zero){tail}"
     text = f"{model} is above {reference} on {len(above)} of {len(found)} tasks"
     others = [f"level on {len(equal)}"] * bool(equal) + [f"below on {len(below)}"] * bool(below)

@@ -24,12 +24,17 @@ def interval(low: float | None, high: float | None) -> str:
 
 def points(difference: float) -> str:
     """A difference of shares in percentage points with its sign: `+3.5 points`."""
-    return f"{100 * difference:+.1f} points"
+    return f"{_signed(difference)} points"
 
 
 def point_interval(low: float, high: float) -> str:
     """An interval of differences: `+1.5 to +5.5 points`."""
-    return f"{100 * low:+.1f} to {points(high)}"
+    return f"{_signed(low)} to {points(high)}"
+
+
+def _signed(difference: float) -> str:
+    text = f"{100 * difference:+.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text
 
 
 def count(number: int | None, unit: str = "") -> str:

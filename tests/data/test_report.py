@@ -19,7 +19,17 @@ from data.report.content import Content, collect, column_title
 from data.report.lineage import edges, mermaid
 from data.report.request import CellFiles, ReportRequest
 from data.report.summary import Difference, caveats, verdict
-from data.report.text import cut, cut_start, flatten, html_text, markdown_block, markdown_cell, redacted
+from data.report.text import (
+    cut,
+    cut_start,
+    flatten,
+    html_text,
+    markdown_block,
+    markdown_cell,
+    point_interval,
+    points,
+    redacted,
+)
 from data.report.training import by_stage, choose, read_training, samples_of, smoothed
 from tests.data import report_files as made
 
@@ -356,6 +366,13 @@ def test_text_stays_text(text):
 def test_cut_keeps_the_right_end(text, limit):
     assert cut(text, limit).startswith(text[:limit]) and cut_start(text, limit).endswith(text[-limit:])
     assert (cut(text, limit) == text) == (len(text) <= limit)
+
+
+def test_differences_have_a_sign_unless_they_are_none():
+    assert [points(value) for value in (0.035, -0.2, 0.0, -0.0001)] == [
+        "+3.5 points", "-20.0 points", "0.0 points", "0.0 points",
+    ]  # fmt: skip
+    assert point_interval(-0.0, 0.015) == "0.0 to +1.5 points"
 
 
 def test_settings_become_dotted_rows():
