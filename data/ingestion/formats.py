@@ -17,7 +17,6 @@ LONGEST_ANSWER = 200
 
 _NUMBER = re.compile(r"[-+]?[$€£]?\s*\d[\d,]*(\.\d+)?\s*%?")
 _PROGRAM = re.compile(r"\s*(?:(?:import|from) [^\n]*\n\s*)*def solution\(")
-_HASHES = re.compile(r"[ \t]*#{3,4}(?!#)")
 
 
 class Demonstration(NamedTuple):
@@ -80,10 +79,10 @@ def infer_kind(rationale: str, answer: str) -> AnswerKind:
 
 def _marked(text: str) -> tuple[str, str]:
     """(rationale, answer) of a text whose answer follows its last `###` or `####`."""
-    marks = list(_HASHES.finditer(text))
-    if not marks:
+    mark = text.rfind("###")
+    if mark < 0:
         raise Refused("no_answer", "the text has no answer after ### or ####")
-    rationale, answer = text[: marks[-1].start()].rstrip(), text[marks[-1].end() :].strip()
+    rationale, answer = text[:mark].removesuffix("#").rstrip(), text[mark + 3 :].strip()
     if not answer:
         raise Refused("no_answer", "nothing follows the answer marker")
     if "\n" in answer or len(answer) > LONGEST_ANSWER:
@@ -167,7 +166,7 @@ def columns_layout(mapping: ColumnMapping) -> Layout:
         if mapping.answer is not None:
             answer = answer_of(values, mapping.answer)
             return Demonstration(question, rationale, answer, infer_kind(rationale, answer))
-        if _HASHES.search(rationale):
+        if "###" in rationale:
             before, answer = _marked(rationale)
             return Demonstration(question, before, answer, infer_kind(before, answer), rationale.rstrip())
         answer = answer_at_end(rationale)

@@ -95,7 +95,7 @@ def _overlap(test: BenchmarkSource | None, questions: list[dict[str, Any]]):
         return None
     from data.ingestion.overlap import Overlap
 
-    return Overlap(questions, test.name, test.decontaminate)
+    return Overlap(questions, test.name, test.decontaminate, test.overlap_threshold)
 
 
 def _read_all(intake: Intake, stream: Stream, report: Report) -> None:

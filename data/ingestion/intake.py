@@ -80,7 +80,7 @@ class Intake:
     def _accept(self, row: Row, found: Checked) -> None:
         key = question_key(found.question)
         question_hash = hash64(key)
-        item_hash = hash64(key, question_key(found.rationale))
+        item_hash = hash64(key, found.rationale)
         if not self._seen.add(item_hash):
             raise Refused("duplicate", "the same question with the same rationale came before")
         if self._overlap is not None and (hit := self._overlap.find(found.question)) is not None:
