@@ -28,7 +28,7 @@ from models.requests import RolloutsRequest
 from models.rollout.engine import RolloutInput, RolloutOutput
 from models.rollout.engines import make_engine
 from models.scoring import TokenRow
-from models.settings import KLSettings
+from models.settings import GeneralisedAdvantage, KLSettings
 from models.tokenization import boundary, decode, encode_demonstration
 from models.trainer_state import seed_generators
 
@@ -231,8 +231,9 @@ def generate(request: RolloutsRequest, out: Path, report: Report) -> dict[str, A
     if rl.kl.coefficient:
         add_reference(rows, policy, request)
     groups = [row["group"] for row in rows]
-    for row, advantage in zip(rows, make_estimator(rl.advantage)(penalised(rows, rl.kl), groups), strict=True):
-        row["advantage"] = advantage
+    if not isinstance(rl.advantage, GeneralisedAdvantage):
+        for row, advantage in zip(rows, make_estimator(rl.advantage)(penalised(rows, rl.kl), groups), strict=True):
+            row["advantage"] = advantage
     curriculum.observe(
         request.round,
         [start.row for start in starts],

@@ -99,7 +99,25 @@ class GlobalNormalisation(Settings):
     """`group` subtracts each group's mean first (REINFORCE++-baseline); `round` subtracts the round's mean."""
 
 
-Advantage = Annotated[GroupMean | GroupMeanStd | LeaveOneOut | GlobalNormalisation, Field(discriminator="kind")]
+class GeneralisedAdvantage(Settings):
+    """PPO with a value head (GAE), as R³ published it: values share the policy's trunk."""
+
+    kind: Literal["gae"] = "gae"
+    gamma: float = Field(1.0, gt=0, le=1)
+    lam: float = Field(0.95, ge=0, le=1)
+    value_coefficient: float = Field(5.0, gt=0)
+    """Weight of ½ (V − return)² in the loss."""
+    value_clip: float | None = Field(0.2, gt=0)
+    """How far a value may move from its old one before the move stops to pay; None: no limit."""
+    value_learning_rate: float | None = Field(None, gt=0)
+    """Rate of the value head; None: rl.learning_rate."""
+    whiten: bool = True
+    """Advantages with mean 0 and variance 1 over the round's tokens."""
+
+
+Advantage = Annotated[
+    GroupMean | GroupMeanStd | LeaveOneOut | GlobalNormalisation | GeneralisedAdvantage, Field(discriminator="kind")
+]
 
 
 class _TokenLoss(Settings):
@@ -196,11 +214,11 @@ class RLSettings(Settings):
                 f"rl.steps is {self.steps}, which does not divide rl.prompts ({self.prompts}): the last step would be "
                 "smaller than the others; choose a divisor"
             )
-        alone = isinstance(self.advantage, GlobalNormalisation) and self.advantage.baseline == "round"
+        alone = self.advantage.kind == "gae" or self.advantage == GlobalNormalisation(baseline="round")
         if self.samples == 1 and not alone:
             raise ValueError(
                 f"rl.samples is 1, but the advantage {self.advantage.kind!r} compares the samples of a group: all "
-                "advantages would be 0; use at least 2 samples, or global_normalisation with baseline round"
+                "advantages would be 0; use at least 2 samples, gae, or global_normalisation with baseline round"
             )
         if self.kl.coefficient and self.kl.place == "loss" and self.kl.estimator == "k1":
             raise ValueError(

@@ -15,7 +15,9 @@ from data.progress import Silent
 from models.policy import Policy
 from models.requests import PolicyFiles
 from models.settings import FullTraining, LoraTraining
-from models.update import Updater, plan_steps, train_rows, update
+from models.training_rows import plan_steps, train_rows
+from models.update import update
+from models.updater import Updater
 from tests.rl import CPU, LORA, make_base, rollout_rows, update_request
 
 REWARDS = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, None, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]]

@@ -1,0 +1,245 @@
+"""Optimiser steps on a policy: old log-probabilities, micro-batches, the loss and its statistics.
+
+Every step averages over totals of the whole step, so neither the cut into micro-batches nor the padding changes the
+result. Rollouts whose advantage is 0 add nothing to the gradient unless a KL, entropy or value term is on: they are
+counted in the totals and not computed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from models.critic import (
+    ValueHead,
+    explained_variance,
+    generalised_advantages,
+    seen_by_output_layer,
+    token_rewards,
+    value_losses,
+    whitened,
+)
+from models.losses import (
+    Statistics,
+    TokenBatch,
+    Totals,
+    engine_weights,
+    kl_estimate,
+    make_loss,
+    token_weights,
+    weighted_sum,
+)
+from models.policy import Policy
+from models.scoring import TokenRow, micro_batches
+from models.settings import GeneralisedAdvantage, RLSettings
+from models.training_rows import TrainRow, kl_in_loss
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What one forward pass says of the completions of B rows, each [B, T], padded on the right with 0."""
+
+    logprobs_BT: torch.Tensor
+    entropy_BT: torch.Tensor
+    """Nats; with a gradient only where asked for."""
+    mask_BT: torch.Tensor
+    values_BT: torch.Tensor | None
+    """Values of the states before each token; None without a critic."""
+
+
+def score(
+    policy: Policy,
+    rows: Sequence[TokenRow],
+    temperature: float,
+    entropy_gradient: bool = False,
+    critic: ValueHead | None = None,
+) -> Scores:
+    """Log-probabilities, entropies and values of the tempered policy; T is the longest completion of `rows`."""
+    with seen_by_output_layer(policy.network) as hidden:
+        logits_NV, targets_N = policy.completion_logits(rows, temperature)
+    log_normaliser_N = logits_NV.logsumexp(-1)
+    logprobs_N = logits_NV.gather(1, targets_N[:, None])[:, 0] - log_normaliser_N
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        entropy_N = log_normaliser_N - (logits_NV.softmax(-1) * logits_NV).sum(-1)
+    lengths_B = torch.tensor([len(row.completion_ids) for row in rows], device=logprobs_N.device)
+    mask_BT = torch.arange(int(lengths_B.max()), device=lengths_B.device) < lengths_B[:, None]
+    values_BT = None if critic is None else _spread(critic.values(hidden[0]), mask_BT)
+    return Scores(_spread(logprobs_N, mask_BT), _spread(entropy_N, mask_BT), mask_BT, values_BT)
+
+
+def _spread(values_N: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """`values_N` laid row by row into the true slots of `mask_BT`."""
+    values_BT = values_N.new_zeros(mask_BT.shape)
+    values_BT[mask_BT] = values_N
+    return values_BT
+
+
+class Updater:
+    """Takes the optimiser steps of one round on `policy`."""
+
+    def __init__(self, policy: Policy, rl: RLSettings, rows: Sequence[TrainRow]):
+        self.policy = policy
+        self.rl = rl
+        self.rows = rows
+        self.named = policy.trainable_parameters()
+        groups: list[dict[str, Any]] = [{"params": [parameter for _, parameter in self.named]}]
+        self.critic: ValueHead | None = None
+        if isinstance(rl.advantage, GeneralisedAdvantage):
+            self.critic = ValueHead(policy.network.config.get_text_config().hidden_size, policy.device)
+            self.named = [*self.named, *((f"value_head.{name}", p) for name, p in self.critic.named_parameters())]
+            rate = rl.advantage.value_learning_rate
+            groups.append({"params": list(self.critic.parameters()), "lr": rl.learning_rate if rate is None else rate})
+        self.optimizer = torch.optim.AdamW(groups, lr=rl.learning_rate, weight_decay=rl.weight_decay)
+        self.loss = make_loss(rl.loss)
+        self.every_row = kl_in_loss(rl) or rl.entropy_coefficient > 0 or self.critic is not None
+        self.advantages = [torch.full((len(row.tokens.completion_ids),), row.advantage or 0.0) for row in rows]
+        """[C] of each row; a critic puts its own in (`ask_critic`)."""
+        self.old_values: dict[int, torch.Tensor] = {}
+        self.returns: dict[int, torch.Tensor] = {}
+        self.old_logprobs: dict[int, torch.Tensor] = {}
+        """Row → log-probabilities [C] under the policy before the round's first step."""
+        self.budget = rl.tokens_per_micro_batch
+        self.out_of_memory = False
+
+    def trained(self, positions: Sequence[int]) -> list[int]:
+        """Those of `positions` that add to the gradient."""
+        return [i for i in positions if self.every_row or self.advantages[i].any()]
+
+    def remember_old(self, positions: Sequence[int]) -> None:
+        """Computes the log-probabilities of rows before the first step. Call before any step."""
+        wanted = [i for i in positions if i not in self.old_logprobs]
+        with torch.no_grad():
+            found = self.policy.completion_logprobs(
+                [self.rows[i].tokens for i in wanted], self.rl.temperature, self.budget
+            )
+        self.old_logprobs |= {i: logprobs.cpu() for i, logprobs in zip(wanted, found)}
+
+    @torch.no_grad()
+    def ask_critic(self) -> dict[str, float]:
+        """Old log-probabilities, values, advantages and returns of every row; returns the critic's explained variance.
+
+        Call before any step, where there is a critic.
+        """
+        settings = self.rl.advantage
+        for batch in micro_batches([row.length for row in self.rows], self.budget):
+            rows = [self.rows[i] for i in batch]
+            scores = score(self.policy, [row.tokens for row in rows], self.rl.temperature, critic=self.critic)
+            kl = [row.reference_logprobs_C if self.rl.kl.place == "reward" else None for row in rows]
+            rewards = [token_rewards(r.reward, r.sampling_logprobs_C, k, self.rl.kl) for r, k in zip(rows, kl)]
+            advantages_BT, returns_BT = generalised_advantages(
+                self._padded(rewards), scores.values_BT, scores.mask_BT, settings.gamma, settings.lam
+            )
+            for b, i in enumerate(batch):
+                length = len(self.rows[i].tokens.completion_ids)
+                self.old_logprobs[i] = scores.logprobs_BT[b, :length].cpu()
+                self.old_values[i] = scores.values_BT[b, :length].cpu()
+                self.advantages[i] = advantages_BT[b, :length].cpu()
+                self.returns[i] = returns_BT[b, :length].cpu()
+        if not self.rows:
+            return {}
+        if settings.whiten:
+            self.advantages = whitened(self.advantages)
+        order = range(len(self.rows))
+        values, returns = (torch.cat([found[i] for i in order]) for found in (self.old_values, self.returns))
+        return {
+            "explained_variance": explained_variance(values, returns),
+            "value_mean": values.double().mean().item(),
+            "return_mean": returns.double().mean().item(),
+        }
+
+    def step(self, positions: Sequence[int]) -> dict[str, float]:
+        """One optimiser step on the rows at `positions`; returns its metrics. Raises FloatingPointError for NaN."""
+        totals = Totals(
+            tokens=sum(len(self.rows[i].tokens.completion_ids) for i in positions),
+            rows=len(positions),
+            max_new_tokens=self.rl.max_new_tokens,
+        )
+        known = dict(self.old_logprobs)
+        try:
+            metrics = self.gradient(self.trained(positions), totals)
+        except torch.OutOfMemoryError:
+            if self.out_of_memory:
+                raise
+            self.out_of_memory = True
+            self.budget = max(1, self.budget // 2)
+            self.old_logprobs = known
+            metrics = self.gradient(self.trained(positions), totals)
+        norm = torch.nn.utils.clip_grad_norm_([p for _, p in self.named], self.rl.max_gradient_norm).item()
+        if not np.isfinite(norm):
+            raise FloatingPointError(
+                f"the gradient norm is {norm}: nothing is updated; lower rl.learning_rate or use model.dtype float32"
+            )
+        self.optimizer.step()
+        return metrics | {"gradient_norm": norm, "trained_tokens": float(totals.tokens)}
+
+    def gradient(self, positions: Sequence[int], totals: Totals) -> dict[str, float]:
+        """Accumulates the gradient over micro-batches; returns loss and statistics of the trained rows."""
+        self.optimizer.zero_grad(set_to_none=True)
+        statistics = Statistics()
+        loss_sum = 0.0
+        for batch in micro_batches([self.rows[i].length for i in positions], self.budget):
+            loss = self.micro_batch_loss([positions[i] for i in batch], totals, statistics)
+            loss.backward()
+            loss_sum += loss.item()
+        return {"loss": loss_sum} | statistics.values()
+
+    def micro_batch_loss(self, positions: Sequence[int], totals: Totals, statistics: Statistics) -> torch.Tensor:
+        """The part of the step's loss that the rows at `positions` make up, with gradient."""
+        rows = [self.rows[i] for i in positions]
+        scores = score(
+            self.policy, [row.tokens for row in rows], self.rl.temperature, self.rl.entropy_coefficient > 0, self.critic
+        )
+        logprobs_BT, entropy_BT, mask_BT = scores.logprobs_BT, scores.entropy_BT, scores.mask_BT
+        for i, logprobs_T in zip(positions, logprobs_BT.detach().cpu()):
+            # Rows of the first step are scored by the unchanged policy right here; no pass of their own is needed.
+            self.old_logprobs.setdefault(i, logprobs_T[: len(self.rows[i].tokens.completion_ids)])
+        old_BT = self._padded([self.old_logprobs[i] for i in positions])
+        batch = TokenBatch(logprobs_BT, old_BT, self._padded([self.advantages[i] for i in positions]), mask_BT)
+        losses = self.loss(batch)
+        statistics.add(batch, losses, entropy_BT.detach())
+        weights_BT = token_weights(mask_BT, self.rl.loss.aggregation, totals)
+        loss_BT = losses.loss_BT
+        if self.rl.engine_ratio_cap is not None:
+            sampling_BT = self._padded([row.sampling_logprobs_C for row in rows])
+            importance_BT, truncated_BT = engine_weights(old_BT, sampling_BT, mask_BT, self.rl.engine_ratio_cap)
+            statistics.add_tokens("engine_ratio_truncated_share", truncated_BT, mask_BT)
+            loss_BT = loss_BT * importance_BT
+        loss = weighted_sum(loss_BT, weights_BT, mask_BT)
+        if kl_in_loss(self.rl):
+            reference_BT = self._padded([row.reference_logprobs_C for row in rows])
+            kl_BT = kl_estimate(logprobs_BT, reference_BT, self.rl.kl.estimator)
+            statistics.add_tokens("kl_reference", kl_BT.detach(), mask_BT)
+            loss = loss + self.rl.kl.coefficient * weighted_sum(kl_BT, weights_BT, mask_BT)
+        if self.rl.entropy_coefficient:
+            loss = loss - self.rl.entropy_coefficient * weighted_sum(entropy_BT, weights_BT, mask_BT)
+        if self.critic is not None:
+            loss = loss + self._value_loss(positions, scores, weights_BT, statistics)
+        return loss
+
+    def _value_loss(
+        self, positions: Sequence[int], scores: Scores, weights_BT: torch.Tensor, statistics: Statistics
+    ) -> torch.Tensor:
+        old_BT = self._padded([self.old_values[i] for i in positions])
+        returns_BT = self._padded([self.returns[i] for i in positions])
+        loss_BT, clipped_BT = value_losses(scores.values_BT, old_BT, returns_BT, scores.mask_BT, self.rl.advantage)
+        statistics.add_tokens("value_loss", loss_BT.detach(), scores.mask_BT)
+        statistics.add_tokens("value_clip_share", clipped_BT, scores.mask_BT)
+        return self.rl.advantage.value_coefficient * weighted_sum(loss_BT, weights_BT, scores.mask_BT)
+
+    def _padded(self, values: Sequence[torch.Tensor]) -> torch.Tensor:
+        return pad_sequence(list(values), batch_first=True).to(self.policy.device)
+
+    def engine_difference(self) -> dict[str, float]:
+        """|log π_trainer − log π_engine| over the trained tokens, mean and largest (nats)."""
+        if not self.old_logprobs:
+            return {}
+        differences = torch.cat(
+            [(old - self.rows[i].sampling_logprobs_C).abs() for i, old in self.old_logprobs.items()]
+        )
+        return {
+            "engine_logprob_difference_mean": differences.double().mean().item(),
+            "engine_logprob_difference_max": differences.max().item(),
+        }
