@@ -52,7 +52,7 @@ def mask_count(
     """How many elements of A's row i and B's column i are in the top `share` of |element · gradient| of their matrix.
 
     The gradient is that of the mean response loss over all `examples`, its magnitude taken after accumulating.
-    Template: the region analysis of arXiv 2402.14700. A rank whose gate is 0 has no gradient, so `at` should be gates 1.
+    Template: the region analysis of arXiv 2402.14700. A rank whose gate is 0 has no gradient: `at` should be gates 1.
     """
     products = None
     for elements, _ in _elementwise(gated, examples, at, batch_size):
@@ -85,8 +85,8 @@ def adalora_score(
     """AdaLoRA's sensitivity times uncertainty (arXiv 2303.10512), with the gate in the place of its singular value.
 
     For every element I = |element · gradient| of a batch's mean loss; Ibar and Ubar (of |I - Ibar|) are moving averages
-    over batches from 0, the element's score is Ibar · Ubar, and a rank's is that of its gate plus the means over A's row
-    and B's column. It depends on the order of the examples. A rank whose gate is 0 scores 0: `at` should be gates 1.
+    over batches from 0, the element's score is Ibar · Ubar, and a rank's is that of its gate plus the means over A's
+    row and B's column. It depends on the order of the examples. A rank whose gate is 0 scores 0: use gates 1.
     """
     means: list[Tensor] = []
     deviations: list[Tensor] = []
