@@ -54,6 +54,10 @@ class _Worker:
         for stream in (self.process.stdin, self.process.stdout):
             os.set_blocking(stream.fileno(), False)
 
+    def is_ready(self) -> bool:
+        """Whether its imports are done."""
+        return self.ready or bool(select.select([self.process.stdout], [], [], 0)[0])
+
     def wait_ready(self, seconds: float) -> None:
         """Waits for the worker's first message, sent after its imports."""
         if not self.ready:
@@ -125,16 +129,16 @@ class _Worker:
                 pass  # a pipe whose other end is gone may refuse the close; the descriptor is released all the same
 
 
-_pools: "weakref.WeakSet[WorkerPool]" = weakref.WeakSet()
+_pools: weakref.WeakSet = weakref.WeakSet()
 
 
 class WorkerPool:
     """Up to `size` workers of one module, started at first use, recycled after `calls_per_worker` calls.
 
-    `start_seconds` bounds a cold start (imports), which lies outside a call's own limit.
+    A cold start (imports) lies outside a call's own limit and is bounded by `start_seconds`.
     """
 
-    def __init__(self, module: str, *, size: int, calls_per_worker: int, start_seconds: float = 120.0) -> None:
+    def __init__(self, module: str, *, size: int, calls_per_worker: int, start_seconds: float = 60.0) -> None:
         self._module = module
         self._size = size
         self._calls_per_worker = calls_per_worker
@@ -143,12 +147,12 @@ class WorkerPool:
         _pools.add(self)
 
     def _reset(self) -> None:
+        self._live: set[_Worker] = set()
         self._idle: list[_Worker] = []
-        self._live = 0
         self._free = threading.Condition()
 
     def call(self, message: dict, seconds: float) -> dict:
-        """The worker's answer within `seconds` of its beginning to work.
+        """The worker's answer, at most `seconds` after it was given the message.
 
         Raises WorkerTimeout (killed and replaced) or WorkerDied (replaced). Waiting for a free worker is not counted.
         """
@@ -157,77 +161,72 @@ class WorkerPool:
             worker.wait_ready(self._start_seconds)
             answer = worker.call(message, seconds)
         except BaseException:
-            self._drop(worker)
+            self._replace(worker)
             raise
         self._give(worker)
         return answer
 
-    def warm(self) -> None:
-        """Starts one worker and waits until its imports are done."""
-        worker = self._take()
-        try:
+    def warm(self, workers: int = 2) -> None:
+        """Starts workers and waits until their imports are done."""
+        taken = [self._take() for _ in range(min(workers, self._size))]
+        for worker in taken:
             worker.wait_ready(self._start_seconds)
-        except BaseException:
-            self._drop(worker)
-            raise
-        self._give(worker)
+            self._give(worker)
 
     def _take(self) -> _Worker:
+        """A worker of the caller's own: a ready one if there is one, else one that is starting, else a new one."""
         with self._free:
-            while not self._idle and self._live >= self._size:
+            while not self._idle and len(self._live) >= self._size:
                 self._free.wait()
             if self._idle:
-                return self._idle.pop()
-            self._live += 1
-        try:
-            return _Worker(self._module)
-        except BaseException:
-            with self._free:
-                self._live -= 1
-                self._free.notify()
-            raise
+                worker = next((worker for worker in reversed(self._idle) if worker.is_ready()), self._idle[-1])
+                self._idle.remove(worker)
+                return worker
+            worker = _Worker(self._module)
+            self._live.add(worker)
+            return worker
 
     def _give(self, worker: _Worker) -> None:
         if worker.calls >= self._calls_per_worker:
-            self._drop(worker)
+            self._replace(worker)
             return
         with self._free:
             self._idle.append(worker)
             self._free.notify()
 
-    def _drop(self, worker: _Worker) -> None:
+    def _replace(self, worker: _Worker) -> None:
         """Kills a worker and starts its successor, whose imports run while the caller goes on."""
         worker.kill()
-        try:
-            successor = _Worker(self._module)
-        except OSError:
-            successor = None
         with self._free:
-            if successor is None:
-                self._live -= 1
-            else:
-                self._idle.insert(0, successor)  # the caller prefers workers that are warm already
+            self._live.discard(worker)
+            if not _closing.is_set():
+                successor = _Worker(self._module)
+                self._live.add(successor)
+                self._idle.append(successor)
             self._free.notify()
 
     def pids(self) -> list[int]:
-        """Process ids of the idle workers."""
+        """Process ids of the live workers."""
         with self._free:
-            return [worker.process.pid for worker in self._idle]
+            return [worker.process.pid for worker in self._live]
 
     def close(self) -> None:
         """Kills the idle workers; a later call starts new ones."""
         with self._free:
             idle, self._idle = self._idle, []
-            self._live -= len(idle)
+            self._live.difference_update(idle)
         for worker in idle:
             worker.kill()
 
     def after_fork(self) -> None:
         """In a forked child: leaves the parent's workers to the parent and starts from none."""
-        for worker in self._idle:
+        for worker in self._live:
             worker.forget()
             worker.process.returncode = 0  # not our child: nothing to wait for
         self._reset()
+
+
+_closing = threading.Event()
 
 
 def _after_fork() -> None:
@@ -236,6 +235,7 @@ def _after_fork() -> None:
 
 
 def _close_all() -> None:
+    _closing.set()
     for pool in list(_pools):
         pool.close()
 

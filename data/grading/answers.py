@@ -25,7 +25,7 @@ _MATRIX = re.compile(r"\\begin\{([pbB]?)matrix\}(.*)\\end\{\1matrix\}", re.DOTAL
 _RELATION = re.compile(r"\\(?:le|ge|ne|in|approx|sim|equiv|Rightarrow)(?![A-Za-z])|<=|>=|!=|==|[=<>]")
 _OPERATORS = {"\\le": "<=", "\\ge": ">=", "\\ne": "!=", "==": "?", "\\approx": "?", "\\sim": "?", "\\equiv": "?", "\\Rightarrow": "?"}
 _UNIT_TEXT = re.compile(r"(.*?)\s*\\text\{\s*([^{}]*?)\s*\}\s*(\^\s*\{?\s*[23]\s*\}?)?", re.DOTALL)
-_UNIT_PLAIN = re.compile(r"(.*?[0-9}).])\s*(?<![A-Za-z])((?:[A-Za-z]+\.?(?:\s+|\s*/\s*)?)+)(\^\s*\{?\s*[23]\s*\}?)?", re.DOTALL)
+_UNIT_PLAIN = re.compile(r"(.*?[0-9}).])\s*((?<![A-Za-z])[A-Za-z][A-Za-z./ ]*)(\^\s*\{?\s*[23]\s*\}?)?", re.DOTALL)
 _DEGREE = re.compile(r"\s*\^\s*\{?\s*\\circ\s*\}?\s*([CF]?)\s*$")
 _OPENERS, _CLOSERS = ("(", "[", "\\{", "\\langle"), (")", "]", "\\}", "\\rangle")
 

@@ -1,5 +1,6 @@
 """Which part of a text is its answer: the last complete one, outside thinking, before a run-on into a new question."""
 
+import bisect
 import re
 from dataclasses import dataclass
 
@@ -15,7 +16,12 @@ _RUN_ON = re.compile(
 )
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])\s*")
 _HASHES = re.compile(r"(?<!#)(####?)(?!#)[ \t]*([^\n]*)")
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
+_BARE = re.compile(r"[^\s${}\\]+")
+_TAG_OPEN = re.compile(r"<answer>", re.IGNORECASE)
+_TAG_CLOSE = re.compile(r"</answer>", re.IGNORECASE)
+_NEXT_LINE = re.compile(r"\s*([^\n]*)")
+_MOST_MARKS, _MOST_PHRASES, _LONGEST_SENTENCE = 64, 8, 1000
 _PHRASE_TAIL = (
     r"\b(?:\s+(?:to|of|for)\s+(?:the|this|our)\s+(?:question|problem))?[*_\s]*"
     r"(?:is\s*:|is\b|are\b|would\s+be\b|should\s+be\b|must\s+be\b|:|=|-(?=\s))[*_]*"
@@ -25,9 +31,9 @@ _PHRASE = re.compile(r"\banswer" + _PHRASE_TAIL, re.IGNORECASE)
 _OPTION_PHRASE = re.compile(r"\b(?:answer|option|choice)" + _PHRASE_TAIL, re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.!?](?=[\"'”)*_\]]*(?:\s|$))|\n")
 _CONNECTORS = re.compile(
-    r"(?:[\s.,;:$*_&|/()\[\]{}\-+~]|\\[,;:! ()\[\]]|\\(?:text|mbox)\b|\\(?:qquad|quad|newline)\b|\b(?:and|or|also|then|either"
-    r"|maybe|perhaps|possibly|alternatively|else|the|final|answers?|is|it|could|be|are|a|another|option|choice|might)\b"
-    r"|[A-Za-z]\w?\s*=)*",
+    r"(?:[\s.,;:$*_&|/()\[\]{}\-+~]|\\[,;:! ()\[\]]|\\(?:text|mbox)\b|\\(?:qquad|quad|newline)\b"
+    r"|\b(?:and|or|also|then|either|maybe|perhaps|possibly|alternatively|else|the|final|answers?|is|it|could|be|are|a"
+    r"|another|option|choice|might)\b|[A-Za-z]\w?\s*=)*",
     re.IGNORECASE,
 )
 
@@ -75,8 +81,8 @@ def readable_part(text: str) -> str:
 
 
 def last_sentence(text: str) -> str:
-    """The last sentence of the last line that is not empty."""
-    line = text.strip().rsplit("\n", 1)[-1].strip()
+    """The last sentence of the last line that is not empty; of a very long line only the end is looked at."""
+    line = text.strip().rsplit("\n", 1)[-1].strip()[-_LONGEST_SENTENCE:]
     start = 0
     for match in _SENTENCE_END.finditer(line):
         if line[match.end() :].strip(" \t\"'”)*_]"):
@@ -84,83 +90,97 @@ def last_sentence(text: str) -> str:
     return line[start:].strip()
 
 
+def _closings(text: str) -> dict[int, int]:
+    """Where each brace that is closed closes; escaped braces do not count. One pass, whatever the text."""
+    pairs, open_at = {}, []
+    for match in _BRACES.finditer(text):
+        if match[0] == "{":
+            open_at.append(match.start())
+        elif match[0] == "}" and open_at:
+            pairs[open_at.pop()] = match.start()
+    return pairs
+
+
 def _boxes(text: str) -> tuple[list[Marked], bool]:
-    """Complete boxes, outermost only, and whether the last one is unfinished."""
+    """The last complete boxes, outermost only, and whether the last box is unfinished."""
     found, position, unfinished = [], 0, False
+    closings = _closings(text)
     for match in _BOX.finditer(text):
         if match.start() < position:
             continue  # inside a box already taken
-        if match.end() < len(text) and text[match.end()] == "{":
-            end = _matching_brace(text, match.end())
+        start = match.end()
+        if text[start : start + 1] == "{":
+            end = closings.get(start)
             unfinished = end is None
-            if end is None:
-                continue
-            found.append(Marked(match.start(), end + 1, text[match.end() + 1 : end], "box"))
-            position = end + 1
+            if end is not None:
+                found.append(Marked(match.start(), end + 1, _unboxed(text[start + 1 : end]), "box"))
+                position = end + 1
         else:
-            bare = re.compile(r"[^\s${}\\]+").match(text, match.end())
+            bare = _BARE.match(text, start)
             if bare:
                 found.append(Marked(match.start(), bare.end(), bare[0].rstrip(".,;"), "box"))
                 position, unfinished = bare.end(), False
-    return [Marked(m.start, m.end, _unboxed(m.text), "box") for m in found], unfinished
+    return found[-_MOST_MARKS:], unfinished
 
 
 def _unboxed(text: str) -> str:
     """`\\boxed{7}` inside a box is 7."""
-    match = _BOX.match(text.strip())
     inner = text.strip()
-    while match and inner.endswith("}") and _matching_brace(inner, match.end()) == len(inner) - 1:
+    while (match := _BOX.match(inner)) and inner.endswith("}") and inner[match.end() : match.end() + 1] == "{":
+        if _closings(inner).get(match.end()) != len(inner) - 1:
+            break
         inner = inner[match.end() + 1 : -1].strip()
-        match = _BOX.match(inner)
     return inner
 
 
-def _matching_brace(text: str, opening: int) -> int | None:
-    """Index of the brace that closes text[opening]; escaped braces do not count."""
-    depth = 0
-    for match in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, opening):
-        if match[0] == "{":
-            depth += 1
-        elif match[0] == "}":
-            depth -= 1
-            if depth == 0:
-                return match.start()
-    return None
+def _tags(text: str) -> tuple[list[Marked], bool]:
+    """The last complete `<answer>…</answer>`, and whether one is left open."""
+    opens = [match.end() for match in _TAG_OPEN.finditer(text)]
+    closes = [match.start() for match in _TAG_CLOSE.finditer(text)]
+    found, after = [], len(text) + 1
+    for close in reversed(closes[-_MOST_MARKS:]):
+        place = bisect.bisect_right(opens, close) - 1
+        if place >= 0 and close < after:
+            found.append(Marked(opens[place] - 8, close + 9, text[opens[place] : close].strip(), "tag"))
+            after = opens[place] - 8
+    return found[::-1], bool(opens) and (not closes or opens[-1] > closes[-1])
 
 
 def strong_answers(text: str) -> tuple[list[Marked], bool]:
-    """Answers in boxes, after hashes and in answer tags, in order, and whether the text ends in an unfinished box."""
+    """Answers in boxes, after hashes and in answer tags, in order, and whether the text ends in an unfinished one."""
     boxes, unfinished = _boxes(text) if "box" in text else ([], False)
     found = list(boxes)
     if "###" in text:
-        for match in _HASHES.finditer(text):
-            if not any(box.start < match.end() and match.start() < box.end for box in boxes):
-                found.append(Marked(match.start(), match.end(), match[2].strip(), "hash"))
-    if "<answer>" in text.lower():
-        found = [mark for mark in found if mark.marker != "hash"]
-        for match in _TAG.finditer(text):
-            inside = [box for box in boxes if match.start() < box.start and box.end <= match.end()]
-            if not inside:
-                found.append(Marked(match.start(), match.end(), match[1].strip(), "tag"))
+        lines = [Marked(m.start(), m.end(), m[2].strip(), "hash") for m in _HASHES.finditer(text)][-_MOST_MARKS:]
+        found += [mark for mark in lines if not _overlaps(mark, boxes)]
+    if "nswer>" in text or "NSWER>" in text:
+        tags, open_tag = _tags(text)
+        found = [mark for mark in found if mark.marker == "box" or not _overlaps(mark, tags)]
+        found += [mark for mark in tags if not _overlaps(mark, boxes)]
+        unfinished = unfinished or open_tag
     if len(found) > 1:
         found.sort(key=lambda mark: mark.start)
     return found, unfinished
 
 
+def _overlaps(mark: Marked, others: list[Marked]) -> bool:
+    return any(other.start < mark.end and mark.start < other.end for other in others)
+
+
 def phrase_answers(text: str, options: bool = False) -> list[Marked]:
-    """What follows "the answer is" (with `options` also "the correct option is") up to the sentence's end, in order."""
+    """What follows the last few "the answer is" (with `options` also "the correct option is"), to the sentence's end."""
     found = []
-    for match in (_OPTION_PHRASE if options else _PHRASE).finditer(text):
+    for match in list((_OPTION_PHRASE if options else _PHRASE).finditer(text))[-_MOST_PHRASES:]:
         end = _SENTENCE_END.search(text, match.end() + 1)
         stop = end.start() if end else len(text)
         content = text[match.end() : stop].strip(" \t*_:")
         if not content and end and end[0] == "\n":
-            line = re.compile(r"\s*([^\n]*)").match(text, match.end())
+            line = _NEXT_LINE.match(text, match.end())
             content, stop = line[1].strip(" \t*_:."), line.end()
         found.append(Marked(match.start(), stop, content, "phrase"))
     return found
 
 
 def only_connectors(gap: str) -> bool:
-    """True where nothing but punctuation and words like "or" stands between two answers: they are one list, or spraying."""
+    """Whether nothing but punctuation and words like "or" stands between two answers: one list, or spraying."""
     return len(gap) < 200 and _CONNECTORS.fullmatch(gap) is not None

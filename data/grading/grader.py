@@ -6,7 +6,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from data.errors import UserError
-from data.grading import mathematics, numbers, words
+from data.grading import mathematics, numbers, symbolic, words
 from data.grading.equality import Undecided, Unreadable, same_answer
 from data.grading.latex import tidy
 from data.grading.quantities import equal_quantities, parse_quantity, show
@@ -113,6 +113,7 @@ def _grade_math(prediction: str, gold: str) -> Grade:
         return Grade(False, None, "bad_gold")
     if _OPTION_GOLD.fullmatch(expected):
         return _grade_choice(prediction, _OPTION_GOLD.fullmatch(expected)[1])
+    symbolic.begin()
     selected = select(prediction, mathematics.READER)
     if selected.value is None:
         return _unread(selected)

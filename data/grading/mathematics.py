@@ -3,12 +3,14 @@
 import re
 
 from data.grading.answers import parse_answer
+from data.grading.equality import Undecided, same_answer
 from data.grading.expressions import Unreadable
 from data.grading.extraction import last_sentence
 from data.grading.latex import balanced, tidy
 from data.grading.numbers import parse_number_unmarked, sole_number
 from data.grading.quantities import show
 from data.grading.selection import Reader
+from data.grading.symbolic import SymbolicFailure
 
 _INLINE = re.compile(r"(?<!\\)\$([^$]+)(?<!\\)\$|\\\((.+?)\\\)", re.DOTALL)
 _COMPLETE = re.compile(r"[.!][\"'”)*_$]*$")
@@ -82,4 +84,11 @@ def _settled(rest: str) -> bool:
     return not any(character.isdigit() or character in "$\\=" for character in rest)
 
 
-READER = Reader(parse_math, parse_math_phrase, parse_math_unmarked, _settled)
+def _equal(first: str, second: str) -> bool:
+    try:
+        return same_answer(first, second)
+    except (Unreadable, Undecided, SymbolicFailure):
+        return False
+
+
+READER = Reader(parse_math, parse_math_phrase, parse_math_unmarked, _settled, equal=_equal)

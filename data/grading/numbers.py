@@ -3,7 +3,7 @@
 import re
 
 from data.grading.extraction import last_sentence
-from data.grading.quantities import Quantity, equal_quantities, parse_quantity, plain_text
+from data.grading.quantities import MAX_LENGTH, Quantity, equal_quantities, parse_quantity, plain_text
 from data.grading.selection import Reader
 
 _HAZARDS = re.compile(
@@ -22,6 +22,8 @@ _COMPLETE = re.compile(r"[.!][\"'”)*_]*$")
 def parse_number(text: str) -> Quantity | None:
     """A marked answer: one number, or an equation that ends in one (`3 + 4 = 7`, `x = 7`)."""
     text = text.strip()
+    if len(text) > MAX_LENGTH:
+        return None
     quantity = parse_quantity(text)
     if quantity is not None or "=" not in text:
         return quantity
@@ -60,7 +62,7 @@ def parse_number_unmarked(text: str) -> Quantity | None:
 
 def sole_number(sentence: str) -> Quantity | None:
     """The only number of a sentence, after its last `=` if it has one; None where a word makes it doubtful."""
-    if _HAZARDS.search(sentence):
+    if len(sentence) > MAX_LENGTH or _HAZARDS.search(sentence):
         return None
     sentence = plain_text(sentence.rsplit("=", 1)[-1])
     clusters = list(_CLUSTER.finditer(sentence))
@@ -80,4 +82,4 @@ def _settled(rest: str) -> bool:
     return not any(character.isdigit() for character in rest)
 
 
-READER = Reader(parse_number, parse_number_phrase, parse_number_unmarked, _settled)
+READER = Reader(parse_number, parse_number_phrase, parse_number_unmarked, _settled, equal=equal_quantities)

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 MAX_DIGITS = 400
 """More digits than this, or a power of ten beyond it, is no number (our choice)."""
-_MAX_LENGTH = 2000
+MAX_LENGTH = 2000
 
 _DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)"
 _DECIMAL = rf"(?:{_DIGITS}(?:\.[0-9]*)?|\.[0-9]+)"
@@ -95,7 +95,7 @@ def parse_quantity(text: str) -> Quantity | None:
     Reads thousands separators, currency, percent, units, fractions, mixed numbers and scientific notation. Anything
     else beside the number (a second number, an operator, "or") makes it none.
     """
-    if len(text) > _MAX_LENGTH:
+    if len(text) > MAX_LENGTH:
         return None
     simple = _SIMPLE.fullmatch(text)
     if simple:

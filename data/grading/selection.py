@@ -1,11 +1,13 @@
 """From a text to the one answer it commits to, for any kind of answer."""
 
+import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from data.grading.extraction import Marked, only_connectors, phrase_answers, readable_part, strong_answers
 
+_LONGEST_RUN = 12
 _QUESTION = re.compile(r"\?")
 
 
@@ -22,7 +24,7 @@ class Selected:
 class Reader:
     """How one kind of answer is read.
 
-    `parse` reads a marked answer strictly; `parse_phrase` what follows "the answer is"; `parse_unmarked` a text without
+    `equal` says whether two read answers are the same; `parse` reads a marked answer strictly; `parse_phrase` what follows "the answer is"; `parse_unmarked` a text without
     any marker; `settled` says whether the text after a phrase leaves its answer alone.
     """
 
@@ -31,6 +33,7 @@ class Reader:
     parse_unmarked: Callable[[str], object | None]
     settled: Callable[[str], bool]
     options: bool = False
+    equal: Callable[[object, object], bool] = operator.eq
 
 
 def select(text: str, reader: Reader) -> Selected:
@@ -93,7 +96,7 @@ def _last_phrase(text: str, last: Marked | None, reader: Reader) -> Selected | N
         return Selected(None, mark.text[:200], "unreadable_answer")
     for other in marks[:-1]:
         gap = text[other.end : mark.start]
-        if only_connectors(gap) and reader.parse_phrase(other.text) != value:
+        if only_connectors(gap) and not _same(reader, reader.parse_phrase(other.text), value):
             return Selected(None, mark.text[:200], "several_answers")
     if not reader.settled(text[mark.end :]):
         return Selected(None, mark.text[:200], "text_after_answer")
@@ -107,13 +110,20 @@ def _read_strong(text: str, strong: list[Marked], reader: Reader) -> Selected:
         if not only_connectors(text[mark.end : run[0].start]):
             break
         run.insert(0, mark)
-    distinct = list(dict.fromkeys(mark.text.strip() for mark in run))
-    if len(distinct) > 1 and len({value for mark in run if (value := reader.parse(mark.text)) is not None}) == 1:
-        if all(reader.parse(mark.text) is not None for mark in run):
-            distinct = distinct[-1:]
+    if len(run) > _LONGEST_RUN:
+        return Selected(None, run[-1].text[:200], "several_answers")
+    distinct: list[str] = []
+    for mark in run:
+        value = reader.parse(mark.text)
+        if not any(_same(reader, reader.parse(text), value) or text == mark.text for text in distinct):
+            distinct.append(mark.text)
     joined = ", ".join(distinct)
     value = reader.parse(joined)
     if value is None:
         reason = "several_answers" if len(distinct) > 1 else ("unreadable_answer" if joined else "empty_answer")
         return Selected(None, joined[:200], reason)
     return Selected(value, joined, "ok")
+
+
+def _same(reader: Reader, first: object | None, second: object | None) -> bool:
+    return first is not None and second is not None and reader.equal(first, second)

@@ -4,7 +4,7 @@ import cmath
 import math
 from fractions import Fraction
 
-MAX_BITS = 40_000
+MAX_BITS = 20_000
 """Numerators and denominators longer than this are not computed (2006! has 19,100 bits)."""
 
 
@@ -14,29 +14,60 @@ class TooLarge(ValueError):
 
 def exact(tree: tuple) -> Fraction | None:
     """The rational value of a tree; None where it is not rational or not seen to be. Raises TooLarge."""
+    return _evaluated(tree)[0]
+
+
+def is_unevaluated(tree: tuple) -> bool:
+    """Whether a sum or product of plain rational numbers was left standing (`2+3`): it may only repeat the question.
+
+    A quotient, power, root, factorial or binomial of numbers is an answer's usual form, and so is `3 \\times 10^5`.
+    """
+    return not _evaluated(tree)[1]
+
+
+def _evaluated(tree: tuple) -> tuple[Fraction | None, bool]:
+    """The rational value, if any, and whether every sum and product of numbers in the tree has been carried out."""
     kind = tree[0]
     if kind == "num":
-        return tree[1]
-    if kind in ("sym", "const", "pm", "mp"):
-        return None
-    if kind == "fn":
-        return _exact_function(tree)
-    parts = [exact(part) for part in tree[1:]]
+        return tree[1], True
+    if kind in ("sym", "const"):
+        return None, True
+    results = [_evaluated(part) for part in tree[1:] if isinstance(part, tuple)]
+    parts = [value for value, _ in results]
+    finished = all(done for _, done in results)
+    if kind in ("add", "mul") and sum(part is not None for part in parts) > 1:
+        finished = finished and kind == "mul" and _is_scientific(tree)
     if any(part is None for part in parts):
-        return None
+        return None, finished
+    return _value(kind, tree, parts), finished
+
+
+def _is_scientific(tree: tuple) -> bool:
+    return (
+        len(tree) == 3
+        and tree[1][0] in ("num", "neg")
+        and tree[2][0] == "pow"
+        and tree[2][1] == ("num", Fraction(10))
+        and tree[2][2][0] in ("num", "neg")
+    )
+
+
+def _value(kind: str, tree: tuple, parts: list[Fraction]) -> Fraction | None:
+    if kind == "fn":
+        return _exact_function(tree[1], parts)
     if kind == "neg":
         return -parts[0]
     if kind == "add":
         return _bounded(sum(parts))
     if kind == "mul":
-        return _bounded(_product(parts))
+        return _product(parts)
     if kind == "div":
         return _bounded(parts[0] / parts[1]) if parts[1] else None
     if kind == "pow":
         return _power(parts[0], parts[1])
     if kind == "fact":
         return _factorial(parts[0])
-    raise AssertionError(kind)
+    return None  # plus-minus: two values
 
 
 def _product(parts: list[Fraction]) -> Fraction:
@@ -99,10 +130,7 @@ def _integer_root(value: int, degree: int) -> int | None:
     return low if low**degree == value else None
 
 
-def _exact_function(tree: tuple) -> Fraction | None:
-    name, parts = tree[1], [exact(part) for part in tree[2:]]
-    if any(part is None for part in parts):
-        return None
+def _exact_function(name: str, parts: list[Fraction]) -> Fraction | None:
     if name == "sqrt":
         return _root(parts[0], 2) if parts[0] >= 0 else None
     if name == "abs":
@@ -119,24 +147,6 @@ def _exact_function(tree: tuple) -> Fraction | None:
             raise TooLarge("binomial")
         return _bounded(Fraction(math.comb(int(n), int(k))))
     return None
-
-
-def is_unevaluated(tree: tuple) -> bool:
-    """Whether a sum or product of plain rational numbers was left standing (`2+3`): it may only repeat the question.
-
-    A quotient, power, root, factorial or binomial of numbers is an answer's usual form, and so is `3 \\times 10^5`.
-    """
-    if tree[0] in ("add", "mul"):
-        rational = [part for part in tree[1:] if exact(part) is not None]
-        if len(rational) > 1 and not (tree[0] == "mul" and _is_scientific(rational)):
-            return True
-    return any(is_unevaluated(part) for part in tree[1:] if isinstance(part, tuple))
-
-
-def _is_scientific(factors: list[tuple]) -> bool:
-    if len(factors) != 2 or factors[1][0] != "pow":
-        return False
-    return factors[1][1] == ("num", Fraction(10)) and factors[0][0] in ("num", "neg")
 
 
 def symbols(tree: tuple) -> set[str]:
