@@ -38,7 +38,7 @@ class ColumnMapping(Settings):
 
 
 class FileSource(Settings):
-    """Demonstrations from a file: JSON lines, a JSON array, CSV or Parquet, plain or gzipped; local or an fsspec URL."""
+    """Demonstrations from a file: JSON lines, a JSON array, CSV or Parquet, plain or gzipped, at any fsspec URL."""
 
     kind: Literal["file"] = "file"
     path: str

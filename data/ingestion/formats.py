@@ -68,11 +68,16 @@ def _type(value: Any) -> str:
     return names.get(type(value), f"a value of type {type(value).__name__}")
 
 
+def is_number(text: str) -> bool:
+    """Whether `text` is one decimal number, perhaps with thousands commas, a currency or a percent sign."""
+    return _NUMBER.fullmatch(text) is not None
+
+
 def infer_kind(rationale: str, answer: str) -> AnswerKind:
     """Program where the rationale defines `solution`, number where the answer is one, math for LaTeX, else string."""
     if _PROGRAM.match(rationale):
         return "program"
-    if _NUMBER.fullmatch(answer):
+    if is_number(answer):
         return "number"
     return "math" if re.search(r"[\\^$]", answer) else "string"
 
@@ -129,7 +134,7 @@ def _instruction(values: dict[str, Any]) -> Demonstration:
         question = f"{question}\n\n{text_of(values, 'input', 'no_question')}"
     text = text_of(values, "output", "empty_rationale")
     rationale, answer = _marked(text)
-    kind = "number" if _NUMBER.fullmatch(answer) else "label"
+    kind = "number" if is_number(answer) else "label"
     return Demonstration(question, rationale, answer, kind, text.rstrip())
 
 
@@ -181,7 +186,7 @@ def choose_layout(source: FileSource | DatasetsSource, columns: Collection[str],
 
     Raises UserError where the columns do not fit, naming those that are there.
     """
-    there = f"its columns are {', '.join(sorted(columns)[:12]) or 'none'}"
+    there = f"its columns are {', '.join(repr(name[:40]) for name in sorted(columns)[:12]) or 'none'}"
     if source.format == "columns" or source.columns is not None:
         if source.format not in ("auto", "columns"):
             raise UserError(

@@ -12,6 +12,7 @@ from typing import Any
 from data.artifacts import TableWriter, write_table
 from data.errors import UserError
 from data.ingestion.intake import Intake
+from data.ingestion.overlap import Overlap
 from data.ingestion.sources import Stream, demonstration_stream
 from data.ingestion.splitting import assign
 from data.progress import Report
@@ -45,7 +46,7 @@ def ingest(
     read, no row is accepted, or too few questions are left for training. On any error the tables are removed.
     """
     questions = _benchmark_questions(test, task, report)
-    overlap = _overlap(test, questions)
+    overlap = _overlap(test, task)
     limit = None if source.kind == "suite" else source.limit
     held_out = {"validation": splits.validation, "promotion": splits.promotion}
     held_out["test"] = 0 if test is not None else splits.test
@@ -90,12 +91,14 @@ def _benchmark_questions(test: BenchmarkSource | None, task: str, report: Report
     return rows
 
 
-def _overlap(test: BenchmarkSource | None, questions: list[dict[str, Any]]):
+def _overlap(test: BenchmarkSource | None, task: str) -> Overlap | None:
+    """Over all questions of the benchmark, also where only some of them are asked."""
     if test is None:
         return None
-    from data.ingestion.overlap import Overlap
+    from data.benchmarks import questions
 
-    return Overlap(questions, test.name, test.decontaminate, test.overlap_threshold)
+    everything = questions(test.model_copy(update={"limit": None}), task)
+    return Overlap(everything, test.name, test.decontaminate, test.overlap_threshold)
 
 
 def _read_all(intake: Intake, stream: Stream, report: Report) -> None:

@@ -45,6 +45,7 @@ class Intake:
         self._seen = HashSet()
         self._accepted_rows: list[tuple] = []
         self._rejected_rows: list[dict[str, Any]] = []
+        self._rejected_characters = 0
         self._table = rejected
         self._file = pa.OSFile(str(spill), "wb")
         self._spill = pa.ipc.new_file(self._file, SPILL_SCHEMA, options=pa.ipc.IpcWriteOptions(compression="lz4"))
@@ -55,7 +56,8 @@ class Intake:
     def __exit__(self, kind: type | None, *error: object) -> None:
         try:
             if kind is None:
-                self._flush()
+                self._flush_accepted()
+                self._flush_rejected()
         finally:
             self._spill.close()
             self._file.close()
@@ -69,8 +71,10 @@ class Intake:
             self._accept(row, self._checked(self.stream.parse(row.values)))
         except Refused as refused:
             self._refuse(row, refused)
-        if len(self._accepted_rows) + len(self._rejected_rows) >= _BATCH:
-            self._flush()
+        if len(self._accepted_rows) >= _BATCH:
+            self._flush_accepted()
+        if len(self._rejected_rows) >= _BATCH or self._rejected_characters >= _RAW_CHARACTERS * 100:
+            self._flush_rejected()
 
     def _checked(self, found: Demonstration) -> Checked:
         if self.answer_kind is not None:
@@ -95,14 +99,16 @@ class Intake:
     def _refuse(self, row: Row, refused: Refused) -> None:
         self.rejected[refused.reason] += 1
         if not self.first_refusal[0]:
-            self.first_refusal = (row.number, refused.message)
+            self.first_refusal = (row.number, _printable(refused.message))
+        raw = self._raw(row)
+        self._rejected_characters += len(raw)
         self._rejected_rows.append(
             {
                 "source": self.stream.name,
                 "row_number": row.number,
                 "reason": refused.reason,
                 "message": _printable(refused.message),
-                "raw": self._raw(row),
+                "raw": raw,
             }
         )
 
@@ -112,33 +118,22 @@ class Intake:
             raw = json.dumps(row.values, ensure_ascii=False, default=str)
         return _printable(raw[:_RAW_CHARACTERS])
 
-    def _flush(self) -> None:
+    def _flush_rejected(self) -> None:
         if self._rejected_rows:
             self._table.write(self._rejected_rows)
             self._rejected_rows.clear()
-        if self._accepted_rows:
-            n = len(self._accepted_rows)
-            ids, questions, rationales, responses, answers, kinds, steps, numbers, q_hashes, i_hashes, raws = zip(
-                *self._accepted_rows
-            )
-            columns = {
-                "task": [self.task] * n,
-                "item_id": ids,
-                "question": questions,
-                "rationale": rationales,
-                "response": responses,
-                "answer": answers,
-                "answer_kind": kinds,
-                "steps": steps,
-                "source": [self.stream.name] * n,
-                "row_number": numbers,
-                "question_hash": q_hashes,
-                "item_hash": i_hashes,
-                "raw": raws,
-            }
-            arrays = [pa.array(columns[field.name], field.type) for field in SPILL_SCHEMA]
-            self._spill.write_batch(pa.record_batch(arrays, schema=SPILL_SCHEMA))
-            self._accepted_rows.clear()
+            self._rejected_characters = 0
+
+    def _flush_accepted(self) -> None:
+        if not self._accepted_rows:
+            return
+        n = len(self._accepted_rows)
+        names = ("item_id", *Checked._fields, "row_number", "question_hash", "item_hash", "raw")
+        columns = dict(zip(names, zip(*self._accepted_rows)))
+        columns |= {"task": [self.task] * n, "source": [self.stream.name] * n}
+        arrays = [pa.array(columns[field.name], field.type) for field in SPILL_SCHEMA]
+        self._spill.write_batch(pa.record_batch(arrays, schema=SPILL_SCHEMA))
+        self._accepted_rows.clear()
 
 
 def _printable(text: str) -> str:

@@ -35,7 +35,7 @@ def read_rows(opened: Opened) -> Iterator[Row]:
 def _row(number: int, value: Any, raw: str) -> Row:
     if type(value) is dict:
         return Row(number, value, raw)
-    return Row(number, None, raw, Refused("not_an_object", f"the row is JSON, but no object: {raw[:80]}"))
+    return Row(number, None, raw, Refused("not_an_object", f"the row is JSON, but no object: {raw[:80]!r}"))
 
 
 def _lines(text: io.TextIOWrapper, path: str) -> Iterator[Row]:

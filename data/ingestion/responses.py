@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from data.grading import grade
 from data.grading.extraction import phrase_answers, strong_answers
-from data.ingestion.formats import Demonstration
+from data.ingestion.formats import Demonstration, is_number
 from data.ingestion.rows import Refused
 from data.segmentation import split_steps
 from data.settings import AnswerKind, Segmentation
@@ -28,7 +28,7 @@ def check(found: Demonstration, segmentation: Segmentation) -> Checked:
 
     The response is the published text where it carries its own answer marker, the rationale where that ends with an
     answer which grades as the gold, and otherwise the rationale with a last line `#### answer`. A program is its own
-    answer. Whatever it is, it must grade itself correct.
+    answer. Whatever it is, it must grade itself correct. A rationale that states another answer is refused.
     """
     text = "".join(part for part in (found.question, found.response or found.rationale, found.answer))
     try:
@@ -40,16 +40,32 @@ def check(found: Demonstration, segmentation: Segmentation) -> Checked:
         raise Refused("control_characters", "the text holds a NUL character")
     program = found.answer_kind == "program"
     stated = None if program else _stated(found.rationale)
-    response = found.rationale if program else found.response
-    if response is not None or stated is None or not grade(found.rationale, found.answer, found.answer_kind).correct:
-        response = response or _with_marker(found.rationale, found.answer)
-        _must_grade(response, found)
-    else:
+    if program:
         response = found.rationale
+        _must_grade(response, found)
+    elif found.response is None and stated is not None and _states_gold(found):
+        response = found.rationale
+    else:
+        response = found.response or _with_marker(found.rationale, found.answer)
+        _must_grade(response, found)
     steps = split_steps(found.rationale, segmentation)
     if stated is not None:
         steps = _hide(steps, stated)
     return Checked(found.question, found.rationale, response, found.answer, found.answer_kind, steps)
+
+
+def _states_gold(found: Demonstration) -> bool:
+    """Whether the rationale ends with the gold; Refused where it ends with another answer.
+
+    False where the answer that it states cannot be read or may only be written in another way (LaTeX).
+    """
+    verdict = grade(found.rationale, found.answer, found.answer_kind)
+    comparable = found.answer_kind != "math" or (is_number(verdict.parsed or "") and is_number(found.answer))
+    if verdict.reason == "wrong" and comparable:
+        raise Refused(
+            "answer_mismatch", f"the rationale states {verdict.parsed!r}, the answer is {found.answer[:80]!r}"
+        )
+    return verdict.correct
 
 
 def _with_marker(rationale: str, answer: str) -> str:

@@ -16,6 +16,7 @@ REASONS = {
     "empty_rationale": "the rationale is missing, null or empty",
     "no_answer": "the answer is missing, null or empty, or the rationale has no answer marker",
     "not_text": "a field is a list, an object or another value that is no text",
+    "answer_mismatch": "the rationale states another answer than the answer column",
     "answer_not_at_end": "text follows the answer that the rationale is marked with",
     "gold_ungradable": "the demonstration does not grade itself correct, so no rollout from it could be rewarded",
     "duplicate": "the same question with the same rationale came before",

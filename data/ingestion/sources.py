@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 from data.errors import UserError
@@ -133,7 +134,10 @@ def _datasets(source: DatasetsSource, segmentation: Segmentation | None) -> Stre
 def _load(source: DatasetsSource):
     import datasets  # takes a second to import, and only this source needs it
 
+    datasets.disable_progress_bars()
     try:
+        if (Path(source.name) / "state.json").is_file():  # written by save_to_disk, one split
+            return datasets.load_from_disk(source.name)
         return datasets.load_dataset(source.name, source.config, split=source.split)
     except (ValueError, FileNotFoundError, datasets.exceptions.DatasetsError) as error:
         first = str(error).strip().split("\n")[0][:300]

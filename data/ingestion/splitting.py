@@ -10,6 +10,8 @@ import pyarrow as pa
 from data.artifacts import SCHEMAS, TableWriter
 from data.errors import UserError
 
+_BATCHES_PER_GROUP = 16
+
 
 @dataclass
 class Assigned:
@@ -67,8 +69,9 @@ def _write(
     asked: set[int] = set()
     start = 0
     with TableWriter(path, "demonstrations") as writer:
-        for number in range(reader.num_record_batches):
-            batch = pa.Table.from_batches([reader.get_batch(number)])
+        for first in range(0, reader.num_record_batches, _BATCHES_PER_GROUP):
+            numbers = range(first, min(first + _BATCHES_PER_GROUP, reader.num_record_batches))
+            batch = pa.Table.from_batches([reader.get_batch(number) for number in numbers])
             kept = keep[start : start + batch.num_rows]
             start += batch.num_rows
             if not kept.all():
