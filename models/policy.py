@@ -8,7 +8,7 @@ import copy
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,10 +54,13 @@ def resident_base(folder: Path, device: torch.device) -> tuple[Any, Any]:
     return _resident[0].model, _resident[0].tokenizer
 
 
-def shared_copy(model: torch.nn.Module) -> torch.nn.Module:
-    """New modules around the same parameter and buffer tensors: adapters put into the copy leave `model` as it is."""
+def shared_copy(model: torch.nn.Module, own: Collection[int] = ()) -> Any:
+    """New modules around the same parameter and buffer tensors: adapters put into the copy leave `model` as it is.
+
+    Tensors whose id() is in `own` are copied.
+    """
     tensors = [*model.parameters(), *model.buffers()]
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors if id(tensor) not in own})
 
 
 class Policy:
@@ -137,6 +140,18 @@ class Policy:
                 digest.update(name.encode())
                 digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
+
+    def sampling_network(self) -> Any:
+        """The transformers model to sample with: in float32 the adapter is merged into copies of its own matrices.
+
+        A merged matrix costs one product where an adapter costs three; log-probabilities move by rounding alone. In
+        16-bit types merging would move them by far more than rounding of the result, so the adapter stays beside.
+        The policy and the resident base are left as they are.
+        """
+        if not self.has_adapter or self.network.dtype != torch.float32:
+            return self.network
+        changed = {id(module.base_layer.weight) for module in self.model.modules() if hasattr(module, "base_layer")}
+        return shared_copy(self.model, changed).merge_and_unload()
 
     def save(self, folder: Path) -> None:
         """Writes an ordinary PEFT adapter, or full weights with their configuration: same policy, same bytes."""

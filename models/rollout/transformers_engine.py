@@ -88,7 +88,7 @@ class _Decoder:
         temperature: float,
         stop_strings: tuple[str, ...],
     ) -> None:
-        self.network, self.tokenizer, self.device = policy.network, policy.tokenizer, policy.device
+        self.network, self.tokenizer, self.device = policy.sampling_network(), policy.tokenizer, policy.device
         self.requests, self.temperature, self.stop_strings = requests, temperature, stop_strings
         # In the order of their ids, rows of a group lie together and a prompt directly before those it begins.
         self.waiting = sorted(range(len(requests)), key=lambda index: (tuple(requests[index].prompt_ids), index))[::-1]

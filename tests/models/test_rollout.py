@@ -24,7 +24,7 @@ from tests.tiny import save_base, tiny_gpt2, tiny_llama
 FRACTION = 2.0**-48
 
 
-def disturb(policy: Policy, scale: float = 0.3, seed: int = 1) -> Policy:
+def disturb(policy: Policy, scale: float = 0.15, seed: int = 1) -> Policy:
     torch.manual_seed(seed)
     for _, parameter in policy.trainable_parameters():
         torch.nn.init.normal_(parameter, std=scale)
