@@ -14,7 +14,7 @@ MAX_DEPTH = 40
 MAX_TOKENS = 400
 
 _TOKEN = re.compile(
-    r"\s*(?:(?P<num>[0-9]*\.[0-9]*\\overline\{[0-9]+\}|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+    r"\s*(?:(?P<num>[0-9]*\.[0-9]*\\overline\{[0-9]+\}|[0-9]+(?:\.[0-9]+)?[eE][0-9]+|[0-9]+\.[0-9]+[eE]-[0-9]+|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
     r"|(?P<command>\\[A-Za-z]+|\\[{}|%$])|(?P<word>[A-Za-z]+)|(?P<op>[-+*/^_!(){}\[\]|,']))"
 )
 _FUNCTIONS = frozenset(
@@ -379,6 +379,11 @@ def _mixed_or_both(before: tuple, following: tuple) -> list[tuple]:
 def _number(text: str) -> Fraction:
     if len(text) > MAX_DIGITS:
         raise Unreadable("too many digits")
+    if "e" in text.lower() and "\\" not in text:
+        digits, _, exponent = text.lower().partition("e")
+        if len(exponent) > 5 or abs(int(exponent)) > MAX_DIGITS:
+            raise Unreadable("too large an exponent")
+        return Fraction(digits) * Fraction(10) ** int(exponent)
     if "\\overline" not in text:
         return Fraction(text.rstrip(".")) if text != "." else Fraction(0)
     plain, _, repeated = text.partition("\\overline")

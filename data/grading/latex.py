@@ -34,6 +34,8 @@ _RENAMED = [
         ("Rightarrow|implies|to|rightarrow", r"\\Rightarrow"),
     )
 ]
+_ROW_END = re.compile(r"\\\\(?:\[-?[0-9.]+[a-z]{2}\])?")
+_CHOOSE = re.compile(r"\{([^{}\\]+)\\choose(?![A-Za-z])([^{}\\]+)\}")
 _THIN_THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|\\!\s*,|,\\!\s*|\\,|\\!|\\;|\\ )\s*(?=[0-9]{3}(?![0-9]))")
 
 
@@ -68,7 +70,7 @@ def _decomposed(character: str) -> str:
 
 def tidy(text: str) -> str:
     """One spelling of an answer in LaTeX or plain text; "" where nothing is left."""
-    text = straighten(text)
+    text = _CHOOSE.sub(r"\\binom{\1}{\2}", _ROW_END.sub(r"\\cr ", straighten(text)))
     text = _THIN_THOUSANDS.sub("", text)
     text = _SPACES.sub(" ", text)
     text = _SIZES.sub(" ", text)
@@ -79,7 +81,7 @@ def tidy(text: str) -> str:
     text = text.replace("\\(", "").replace("\\)", "").replace("\\[", "").replace("\\]", "").replace("**", "^")
     text = re.sub(r"(?<!\\)\$", "", text)
     text = re.sub(r"\s+", " ", text).strip(" \t`\"'")
-    return re.sub(r"[\s.,;:!]+$", "", text) if not text.endswith("...") else text
+    return re.sub(r"[\s.,;:]+$", "", text) if not text.endswith("...") else text
 
 
 def _keep_text(match: re.Match) -> str:

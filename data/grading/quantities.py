@@ -1,10 +1,11 @@
 """Numbers as people and models write them, read exactly: no floating point, no symbolic library."""
 
 import re
-import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+
+from data.grading.latex import straighten
 
 MAX_DIGITS = 400
 """More digits than this, or a power of ten beyond it, is no number (our choice)."""
@@ -20,7 +21,7 @@ _NUMBER = re.compile(
     (?P<currency>[$€£¥₹]?)\s*
     (?P<inner>[-+]?)
     (?:
-        (?P<whole>{_DIGITS})(?:\s+|\s*\+\s*)(?P<mixed_top>[0-9]+)\s*/\s*(?P<mixed_bottom>[0-9]+)
+        (?P<whole>{_DIGITS})\s+(?P<mixed_top>[0-9]+)\s*/\s*(?P<mixed_bottom>[0-9]+)
       | (?P<top>{_DECIMAL})\s*/\s*(?P<bottom>{_DECIMAL})
       | (?P<decimal>{_DECIMAL})(?:[eE](?P<exponent>[-+]?[0-9]+)|\s*(?:\*|×|x)\s*10\s*(?:\^|\*\*)\s*(?P<power>[-+]?[0-9]+))?
     )
@@ -64,9 +65,7 @@ def plain_text(text: str) -> str:
         if "\\" not in text and "*" not in text and "{" not in text:
             return text.strip()
     else:
-        text = text.replace("½", " 1/2").replace("¼", " 1/4").replace("¾", " 3/4")
-        text = text.replace("\u2009", "\\,").replace("\u202f", "\\,")
-        text = unicodedata.normalize("NFKC", text).replace("−", "-").replace("–", "-")
+        text = straighten(text)
     text = re.sub(r"(?<=[0-9])\\[,;:!> ](?=[0-9]{3}(?![0-9]))", ",", text)
     text = re.sub(r"\{,\}|\\!\s*,|,\\!\s*", ",", text)
     text = re.sub(r"\\[,;:!> ]|~|\\q?quad\b|\\(?:displaystyle|left|right)(?![A-Za-z])", " ", text)
@@ -147,7 +146,7 @@ def _value(match: re.Match) -> Fraction | None:
 def _with_tail(value: Fraction, currency: str, tail: str) -> Quantity | None:
     """The quantity with what follows its number: scale words, percent sign, unit; None where it is anything else."""
     unit = _CURRENCY[currency] if currency else ""
-    if not tail.strip(" \t.!,;:"):
+    if not tail.strip(" \t.,;:"):
         return Quantity(value, False, unit)
     attached = tail[0].isalpha()
     read = read_tail(tail)
@@ -166,7 +165,7 @@ def read_tail(tail: str) -> tuple[int, bool, str] | None:
     if len(tail) > 1 and tail[0] == "-" and tail[1].isalpha():
         tail = tail[1:]  # a hyphen between number and unit: "5-mile"
     words, position, scale, percent = [], 0, 1, False
-    tail = tail.rstrip(".!,;: ")
+    tail = tail.rstrip(".,;: ")
     while position < len(tail):
         match = _TAIL_WORD.match(tail, position)
         if not match:
