@@ -1,0 +1,43 @@
+"""A whole run in well under a minute: the tiny preset with everything made small, and how its folder is compared."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ARGUMENTS = """
+--model.hidden_size 32 --model.layers 2 --model.intermediate_size 64 --model.pretrain_steps 30 --model.pretrain_batch 16
+--splits.validation 8 --splits.test 12 --warmup.max_steps 4 --warmup.batch_size 8
+--experts.arithmetic.source.demonstrations 24 --experts.programs.source.demonstrations 24
+--experts.state.source.demonstrations 24
+--rl.generated_tokens 1500 --rl.prompts 4 --rl.samples 4 --rl.max_new_tokens 32 --rl.rounds_per_task 2
+--rl.validate_every 2 --evaluation.max_new_tokens 32 --composition.importance_examples 8 --composition.gate_steps 2
+--composition.batch_size 4 --compute.threads 1
+""".split()
+
+
+def environment(home: Path) -> dict[str, str]:
+    """The environment of a command whose Prefect database lies in `home`."""
+    names = {"PREFECT_HOME": str(home), "PREFECT_API_URL": "", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    return {name: value for name, value in (kept | names).items() if value}
+
+
+def ratchet(*arguments: str, home: Path) -> subprocess.Popen:
+    """The `ratchet` command, started."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "flows", *arguments],
+        env=environment(home),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def hashes(run: Path) -> dict[str, str]:
+    """Place in the run's folder → content hash, of every published output."""
+    return {
+        str(path.parent.relative_to(run)): json.loads(path.read_text())["sha256"]
+        for path in sorted(run.rglob("manifest.json"))
+    }
