@@ -14,6 +14,7 @@ _RUN_ON = re.compile(
     r"|<\|(?:im_start|user|end_of_turn|endoftext|eot_id)\|>|\[INST\]|Below is an instruction",
     re.IGNORECASE | re.MULTILINE,
 )
+_RUN_ON_WORDS = ("question", "problem", "instruction", "exercise", "human", "user", "input", "<|", "[inst]")
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])\s*")
 _HASHES = re.compile(r"(?<!#)(####?)(?!#)[ \t]*([^\n]*)")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -69,6 +70,9 @@ def visible_part(text: str) -> str:
 
 def before_run_on(text: str) -> str:
     """The text before it goes on with another question. A question that the text begins with is a restatement."""
+    lower = text.lower()  # most texts hold no such word, and looking for words is much faster than the pattern
+    if not any(word in lower for word in _RUN_ON_WORDS) and not ("q" in lower and ":" in lower):
+        return text
     for match in _RUN_ON.finditer(text):
         if text[: match.start()].strip():
             return text[: match.start()]
@@ -151,8 +155,10 @@ def strong_answers(text: str) -> tuple[list[Marked], bool]:
     boxes, unfinished = _boxes(text) if "box" in text else ([], False)
     found = list(boxes)
     if "###" in text:
-        lines = [Marked(m.start(), m.end(), m[2].strip(), "hash") for m in _HASHES.finditer(text)][-_MOST_MARKS:]
-        found += [mark for mark in lines if not _overlaps(mark, boxes)]
+        for match in list(_HASHES.finditer(text, text.index("###")))[-_MOST_MARKS:]:
+            mark = Marked(match.start(), match.end(), match[2].strip(), "hash")
+            if not boxes or not _overlaps(mark, boxes):
+                found.append(mark)
     if "nswer>" in text or "NSWER>" in text:
         tags, open_tag = _tags(text)
         found = [mark for mark in found if mark.marker == "box" or not _overlaps(mark, tags)]

@@ -105,7 +105,13 @@ def _last_phrase(text: str, last: Marked | None, reader: Reader) -> Selected | N
 
 def _read_strong(text: str, strong: list[Marked], reader: Reader) -> Selected:
     """The last marked answer; answers in a row with nothing but connectors between are read as one list."""
-    run = [strong[-1]]
+    last = strong[-1]
+    if len(strong) == 1:
+        value = reader.parse(last.text)
+        if value is None:
+            return Selected(None, last.text[:200], "unreadable_answer" if last.text else "empty_answer")
+        return Selected(value, last.text, "ok")
+    run = [last]
     for mark in reversed(strong[:-1]):
         if not only_connectors(text[mark.end : run[0].start]):
             break

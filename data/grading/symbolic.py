@@ -60,6 +60,11 @@ def warm() -> None:
     _pool.warm()
 
 
+def worker_pids() -> list[int]:
+    """Process ids of the live workers, for measurements."""
+    return _pool.pids()
+
+
 def _size(tree: tuple) -> int:
     return 1 + sum(_size(part) for part in tree[1:] if isinstance(part, tuple))
 

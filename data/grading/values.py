@@ -171,7 +171,7 @@ def approximate(tree: tuple, values: dict[str, complex]) -> complex:
         return _approximate_function(tree[1], [approximate(part, values) for part in tree[2:]])
     parts = [approximate(part, values) for part in tree[1:]]
     if kind == "neg":
-        return -parts[0]
+        return 0 - parts[0]  # not -x: the sign of a zero imaginary part would choose the other root
     if kind == "add":
         return sum(parts)
     if kind == "mul":
