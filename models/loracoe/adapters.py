@@ -167,21 +167,24 @@ def _factors(folder: Path, module: str, pair: dict[str, Tensor], config: dict[st
     return LoraFactors(A, B, alpha, bool(config.get("use_rslora", False)))
 
 
-def check_same_base(adapters: list[Adapter]) -> None:
-    """Raises UserError where the adapters name different base models (name or revision)."""
-    named = {}
+def check_same_base(adapters: list[Adapter], base_name: str, base_revision: str | None) -> None:
+    """Raises UserError where an adapter names another base model (name or revision) than `base_name`.
+
+    Folders are compared by where they are. An adapter that names no base is not compared.
+    """
+    wanted = _identity(base_name, base_revision)
     for adapter in adapters:
         name = adapter.config.get("base_model_name_or_path")
-        if name:
-            if Path(name).is_dir():
-                name = str(Path(name).resolve())
-            named.setdefault((name, adapter.config.get("revision") or "main"), adapter.name)
-    if len(named) > 1:
-        listing = ", ".join(f"{adapter!r} on {name} ({revision})" for (name, revision), adapter in named.items())
-        raise UserError(
-            f"the adapters name different base models: {listing}; pass same_base=True once you know that these are the "
-            "same weights"
-        )
+        found = _identity(name, adapter.config.get("revision")) if name else wanted
+        if found != wanted:
+            raise UserError(
+                f"adapter {adapter.name!r} names the base {found[0]} (revision {found[1]}), but this base is "
+                f"{wanted[0]} (revision {wanted[1]}); pass same_base=True once you know that these are the same weights"
+            )
+
+
+def _identity(name: str, revision: str | None) -> tuple[str, str]:
+    return (str(Path(name).resolve()) if Path(name).is_dir() else name), revision or "main"
 
 
 def check_against_base(model: nn.Module, adapter: Adapter) -> None:

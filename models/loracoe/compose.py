@@ -15,7 +15,7 @@ from data.errors import UserError
 from data.progress import Report, Silent
 from data.seeds import derive_seed
 from data.settings import PlainPrompt, Prompt
-from models.base import base_name
+from models.base import base_name, read_base
 from models.loracoe.adapters import check_against_base, check_same_base, read_adapter
 from models.loracoe.card import model_card
 from models.loracoe.concentration import gini, jaccard_of_top, mass_in_top, share_by_source
@@ -73,8 +73,9 @@ def compose_adapters(
     `adapters`: folders (named after themselves), or name → folder; `base`: a folder of models.base:prepare; one adapter
     is a pool of its own ranks. `demonstrations`: task → demonstrations.parquet; a task with the name of an adapter
     starts from that adapter. `prompts`: task → prompt, the plain one by default. `same_base` skips comparing the base
-    names that the adapters give. Writes pool/, importance.parquet, gates.json, exported/<task>/ and metrics.parquet
-    into `out` and returns counts and figures. Raises UserError for adapters that cannot be pooled, with the reason.
+    that the adapters name with `base`. Writes pool/, importance.parquet, gates.json, exported/<task>/ and
+    metrics.parquet into `out` and returns counts and figures. Raises UserError for adapters that cannot be pooled, with
+    the reason.
     """
     report = report or Silent()
     folders = dict(adapters) if isinstance(adapters, Mapping) else _named(adapters)
@@ -82,7 +83,7 @@ def compose_adapters(
         raise UserError("name at least one task and its demonstrations: gates are chosen for a task")
     read = [read_adapter(folder, name) for name, folder in folders.items()]
     if not same_base:
-        check_same_base(read)
+        check_same_base(read, base_name(base), read_base(base)["revision"])
     policy = Policy.load(PolicyFiles(base=base), compute=compute)
     for adapter in read:
         check_against_base(policy.network, adapter)

@@ -140,7 +140,7 @@ def train_router(
     """Trains the router alone on mixed tasks' demonstrations (response loss only) and returns the loss of every step.
 
     AdamW without decay, cosine to 0. `stages`: from which share of the steps how many gates of a layer stay open, such
-    as ((0, None), (0.4, 24), (0.7, 16)): cutting to few at once fails. Balancing is over the mixed batch, after the step.
+    as ((0, None), (0.4, 24), (0.7, 16)): cutting to few at once fails. Balancing is over the mixed batch.
     """
     device = next(iter(gated.modules.values())).scale_R.device
     router.to(device).train()

@@ -121,15 +121,18 @@ def test_a_head_tied_to_the_embeddings_is_refused(tmp_path):
 
 def test_adapters_that_name_different_bases_are_refused(plain, tmp_path):
     def named(name, base, revision=None):
+        (tmp_path / "x").mkdir(exist_ok=True)
         folder = edited(plain, tmp_path / name, base_model_name_or_path=base, revision=revision)
         return read_adapter(folder, name)
 
-    one, same = named("one", "org/base"), named("same", "org/base", "main")
-    check_same_base([one, same, named("silent", None)])
+    check_same_base(
+        [named("same", "org/base"), named("main", "org/base", "main"), named("silent", None)], "org/base", None
+    )
+    check_same_base([named("folder", str(tmp_path / "x" / ".."))], str(tmp_path), None)
     with pytest.raises(UserError, match="same_base=True"):
-        check_same_base([one, named("other", "org/other")])
-    with pytest.raises(UserError, match="different base models"):
-        check_same_base([one, named("older", "org/base", "v1")])
+        check_same_base([named("other", "org/other")], "org/base", None)
+    with pytest.raises(UserError, match="revision v1"):
+        check_same_base([named("older", "org/base", "v1")], "org/base", None)
 
 
 def test_a_dora_adapter_made_by_peft_is_refused(tmp_path):

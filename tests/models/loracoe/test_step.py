@@ -162,6 +162,16 @@ def test_adapters_of_anyone_for_a_task_of_its_own(request_, tmp_path):
     assert (tmp_path / "exported" / "mixed" / "adapter_model.safetensors").is_file()
 
 
+def test_adapters_of_another_base_are_refused_unless_told_otherwise(request_, tmp_path):
+    named = write_adapter(tmp_path / "named", 3)
+    config = json.loads((named / "adapter_config.json").read_text()) | {"base_model_name_or_path": "org/other"}
+    (named / "adapter_config.json").write_text(json.dumps(config))
+    arguments = {"demonstrations": {"sums": request_.demonstrations["sums"]}, "composition": SETTINGS}
+    with pytest.raises(UserError, match="names the base org/other"):
+        compose_adapters([named], request_.base, tmp_path / "out", **arguments)
+    assert compose_adapters([named], request_.base, tmp_path / "out", same_base=True, **arguments)["adapters"] == 1
+
+
 def test_a_single_adapter_is_a_pool_of_its_own_ranks(request_, tmp_path):
     info = compose_adapters(
         {"everything": request_.experts["sums"]},
