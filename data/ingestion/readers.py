@@ -136,13 +136,10 @@ def _element(window: _Window, path: str, number: int) -> tuple[Any, str]:
             complete = end < len(window.buffer) or window.ended
         except json.JSONDecodeError as error:
             complete = False
+            if window.ended and not window.buffer.rstrip(_SPACE).endswith("]"):
+                raise UserError(f"{path} is half a JSON array: it breaks off in row {number}; copy it again") from None
             if window.ended or len(window.buffer) - window.at > _LARGEST_ELEMENT:
-                broken = f"row {number} is not JSON: {error.msg}"
-                if window.ended and error.pos >= len(window.buffer.rstrip(_SPACE)) - 1:
-                    broken = f"half a JSON array, it breaks off in row {number}"
-                elif window.ended and error.msg.startswith("Unterminated"):
-                    broken = f"half a JSON array, it breaks off in a string of row {number}"
-                raise UserError(f"{path}: {broken}; repair the file or copy it again") from None
+                raise UserError(f"{path}: row {number} is not JSON ({error.msg}); repair the file") from None
         except RecursionError:
             raise UserError(f"{path}: row {number} is nested too deeply; remove it") from None
         if complete:

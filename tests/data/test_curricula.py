@@ -126,7 +126,7 @@ def test_what_cannot_be_continued_says_so():
         sampler.load_state_dict(make_curriculum(StagedCurriculum(), _rows(2, 5), 0).state_dict())
     with pytest.raises(UserError, match="no start state"):
         make_curriculum(MixedCurriculum(), [], 0)
-    with pytest.raises(UserError, match="stage 4"):
+    with pytest.raises(UserError, match="has stage 3, but"):
         make_curriculum(StagedCurriculum(n_stages=3), _rows(2, 5), 0)
     with pytest.raises(UserError, match="no start state has stage 3"):
         make_curriculum(StagedCurriculum(n_stages=5), _rows(2, 3), 0)
