@@ -48,7 +48,8 @@ class PlainDisplay(Display):
             self._line(subject, f"{100 * done / max(total, 1e-9):.0f} % {text}".rstrip())
 
     def finish(self, subject: str, how: str) -> None:
-        seconds = time.monotonic() - self._started.setdefault(subject, time.monotonic())
+        now = time.monotonic()
+        seconds = now - self._started.setdefault(subject, now)
         self._line(subject, f"{how} ({seconds:.1f} s)")
 
 
