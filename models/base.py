@@ -11,6 +11,7 @@ from data.artifacts import file_hash, stable_hash, write_table
 from data.errors import UserError
 from data.progress import Report
 from models.device import select_device
+from models.fetch import SMOL, smol_folder, smol_problem
 from models.requests import BaseRequest
 
 BASE_FILE = "base.json"
@@ -33,7 +34,8 @@ def read_base(folder: Path) -> dict[str, Any]:
 def base_name(folder: Path) -> str:
     """What an adapter's configuration names as its base: the hub name or folder of the weights."""
     base = read_base(folder)
-    return base["name"] if base["kind"] == "pretrained" else str(folder / MODEL_FOLDER)
+    local = _weights_folder(folder, base)
+    return base["name"] if local is None else str(local)
 
 
 def base_hash(folder: Path) -> str:
@@ -48,6 +50,11 @@ def base_hash(folder: Path) -> str:
 def _weights_folder(folder: Path, base: dict[str, Any]) -> Path | None:
     if base["kind"] == "tiny":
         return folder / MODEL_FOLDER
+    if base["name"] == SMOL:
+        problem = smol_problem()
+        if problem:
+            raise UserError(problem)
+        return smol_folder()
     local = Path(base["name"]).expanduser()
     return local if local.is_dir() else None
 
