@@ -18,6 +18,9 @@ class CurriculumSampler(Protocol):
     def choose(self, round: int, n: int) -> list[StartState]:
         """The start states of the next round's `n` groups; `round` counts from 0 and is one more at each call."""
 
+    def more(self, n: int) -> list[StartState]:
+        """Further start states for the round of the last `choose`."""
+
     def observe(self, round: int, rows: Sequence[StartState], success_GS: Sequence[Sequence[float | None]]) -> None:
         """Takes the outcomes of the chosen rows: for each group the samples' success (1.0 or 0.0; None: unscorable)."""
 
@@ -84,6 +87,10 @@ class MixedSampler:
         self._rounds += 1
         return self._passes.take(n)
 
+    def more(self, n: int) -> list[StartState]:
+        """The next `n` start states of the passes."""
+        return self._passes.take(n)
+
     def observe(self, round: int, rows: Sequence[StartState], success_GS: Sequence[Sequence[float | None]]) -> None:
         """The order does not depend on outcomes."""
 
@@ -145,6 +152,10 @@ class StagedSampler:
             self._enter(self.stage - 1)
         self._rounds += 1
         self._rounds_in_stage += 1
+        return self._passes.take(n)
+
+    def more(self, n: int) -> list[StartState]:
+        """The next `n` start states of the present stage."""
         return self._passes.take(n)
 
     def observe(self, round: int, rows: Sequence[StartState], success_GS: Sequence[Sequence[float | None]]) -> None:

@@ -4,10 +4,8 @@ The head is kept apart from the policy's weights (its own file in the trainer st
 language model. V at a token is the value of the state before it, from the hidden state that its logits come from.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -47,17 +45,6 @@ class ValueHead(torch.nn.Linear):
                 "keep their advantage, or start the rounds anew"
             )
         self.load_state_dict(load_file(folder / HEAD_FILE))
-
-
-@contextmanager
-def seen_by_output_layer(network: Any) -> Iterator[list[Tensor]]:
-    """Collects the hidden states [N, H] from which a forward pass computes its logits."""
-    seen: list[Tensor] = []
-    handle = network.get_output_embeddings().register_forward_hook(lambda _, inputs, __: seen.append(inputs[0][0]))
-    try:
-        yield seen
-    finally:
-        handle.remove()
 
 
 def token_rewards(

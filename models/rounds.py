@@ -7,7 +7,7 @@ of prefix and completion together. All draws are seeded by what they are for: th
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,14 @@ from data.errors import UserError
 from data.progress import Report
 from data.rewards import score
 from data.seeds import derive_seed
-from models.advantages import make_estimator, zero_variance_share
+from models.advantages import informative, make_estimator, zero_variance_share
 from models.losses import kl_estimate
 from models.policy import Policy
 from models.requests import RolloutsRequest
 from models.rollout.engine import RolloutInput, RolloutOutput
 from models.rollout.engines import make_engine
 from models.scoring import TokenRow
-from models.settings import GeneralisedAdvantage, KLSettings
+from models.settings import GeneralisedAdvantage, KLSettings, RLSettings
 from models.tokenization import boundary, decode, encode_demonstration
 from models.trainer_state import seed_generators
 
@@ -51,28 +51,54 @@ class Start:
     """Samples of the same start state earlier in the round: their seeds are taken."""
 
 
-def encode_starts(chosen: Sequence[dict[str, Any]], policy: Policy, request: RolloutsRequest) -> list[Start]:
-    """The chosen start states as ids, cut at the last token boundary at or before the end of their prefix.
+class Sampler:
+    """Draws rollouts from one policy for the start states of one round."""
 
-    One whose whole demonstration does not fit the model's context is left out: nothing is ever cut.
-    """
-    starts: list[Start] = []
-    taken: dict[str, int] = defaultdict(int)
-    for row in chosen:
-        response = row["prefix"] + row["remainder"]
-        encoded = encode_demonstration(policy.tokenizer, row["question"], response, request.prompt)
-        if len(encoded.prompt_ids) + len(encoded.response_ids) > policy.context:
-            continue
-        cut = boundary(encoded.offsets[:-1], len(row["prefix"]))
-        ids = encoded.prompt_ids + encoded.response_ids[:cut]
-        starts.append(Start(row, ids, cut, taken[row["start_state_id"]]))
-        taken[row["start_state_id"]] += request.rl.samples
-    if not starts:
-        raise UserError(
-            f"round {request.round}: none of the {len(chosen)} chosen demonstrations fits the model's context of "
-            f"{policy.context} tokens; leave long demonstrations out or use a model with a longer context"
+    def __init__(self, request: RolloutsRequest, policy: Policy, report: Report):
+        self.request = request
+        self.policy = policy
+        self.report = report
+        self.engine = make_engine(request.engine, policy)
+        self.seconds = 0.0
+        self.starts: list[Start] = []
+        """What was drawn from so far; a group's number is its place here."""
+        self._taken: dict[str, int] = defaultdict(int)
+
+    def encode(self, chosen: Sequence[dict[str, Any]]) -> list[Start]:
+        """The chosen start states as ids, cut at the last token boundary at or before the end of their prefix.
+
+        One whose whole demonstration does not fit the model's context is left out: nothing is ever cut.
+        """
+        starts: list[Start] = []
+        for row in chosen:
+            response = row["prefix"] + row["remainder"]
+            encoded = encode_demonstration(self.policy.tokenizer, row["question"], response, self.request.prompt)
+            if len(encoded.prompt_ids) + len(encoded.response_ids) > self.policy.context:
+                continue
+            cut = boundary(encoded.offsets[:-1], len(row["prefix"]))
+            ids = encoded.prompt_ids + encoded.response_ids[:cut]
+            starts.append(Start(row, ids, cut, self._taken[row["start_state_id"]]))
+            self._taken[row["start_state_id"]] += self.request.rl.samples
+        if len(starts) < len(chosen):
+            self.report.log(f"{len(chosen) - len(starts)} start states do not fit the model's context: left out")
+        return starts
+
+    def draw(self, chosen: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Graded rollouts of the chosen start states, as rows without advantages."""
+        starts = self.encode(chosen)
+        inputs = sampling_inputs(starts, self.request, self.policy.context)
+        began = time.perf_counter()
+        outputs = self.engine.generate(
+            inputs,
+            self.request.rl.temperature,
+            progress=lambda done, total: self.report.progress(done, total, "rollouts"),
         )
-    return starts
+        self.seconds += time.perf_counter() - began
+        rows = rollout_rows(starts, inputs, outputs, self.request, self.policy.tokenizer)
+        for row in rows:
+            row["group"] += len(self.starts)
+        self.starts += starts
+        return rows
 
 
 def sampling_inputs(starts: Sequence[Start], request: RolloutsRequest, context: int) -> list[RolloutInput]:
@@ -135,6 +161,27 @@ def rollout_rows(
     return rows
 
 
+def resample(rows: list[dict[str, Any]], more: Callable[[int], list[dict[str, Any]]], rl: RLSettings) -> list[int]:
+    """Replaces groups whose rewards are all equal: extends `rows` by up to `rl.resample_draws` draws of `more(groups)`.
+
+    Returns the groups to train on: those whose rewards differ, at most `rl.prompts`; every group where none does.
+    """
+    for _ in range(rl.resample_draws):
+        missing = rl.prompts - len(differing(rows))
+        if missing <= 0:
+            break
+        rows += more(missing)
+    return (differing(rows) or sorted({row["group"] for row in rows}))[: rl.prompts]
+
+
+def differing(rows: Sequence[dict[str, Any]]) -> list[int]:
+    """The groups whose rewards differ, in order."""
+    rewards: dict[int, list[float | None]] = defaultdict(list)
+    for row in rows:
+        rewards[row["group"]].append(row["reward"])
+    return [group for group, rewards_G in sorted(rewards.items()) if informative(rewards_G)]
+
+
 def add_reference(rows: list[dict[str, Any]], policy: Policy, request: RolloutsRequest) -> None:
     """Puts the warm-up policy's log-probabilities of the completions into `rows`, where a KL term is on."""
     tokens = [TokenRow(row["prompt_ids"], row["completion_ids"]) for row in rows]
@@ -159,8 +206,8 @@ def penalised(rows: Sequence[dict[str, Any]], kl: KLSettings) -> list[float | No
     ]
 
 
-def round_metrics(rows: Sequence[dict[str, Any]], kl: KLSettings) -> dict[str, float]:
-    """Figures of a round's rollouts by name; a name is absent where nothing is to be averaged."""
+def round_metrics(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Figures of all of a round's rollouts by name; a name is absent where nothing is to be averaged."""
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
     lengths = [len(row["completion_ids"]) for row in rows]
     groups = [row["group"] for row in rows]
@@ -176,7 +223,6 @@ def round_metrics(rows: Sequence[dict[str, Any]], kl: KLSettings) -> dict[str, f
         "truncated_share": _mean(row["stop_reason"] == "length" for row in rows),
         "engine_error_share": _mean(row["stop_reason"] == "error" for row in rows),
         "generated_tokens": float(sum(lengths)),
-        "groups": float(len(set(groups))),
     }
     parts = defaultdict(list)
     for row in rows:
@@ -188,9 +234,6 @@ def round_metrics(rows: Sequence[dict[str, Any]], kl: KLSettings) -> dict[str, f
         correct = [row["correct"] for row in rows if row["stage"] == stage]
         values[f"accuracy/stage_{stage}"] = _mean(correct)
         values[f"rollouts/stage_{stage}"] = float(len(correct))
-    if kl.coefficient:
-        total = sum(row_kl(row, kl.estimator) for row in rows)
-        values["kl_reference_rollouts"] = total / max(sum(lengths), 1)
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -215,34 +258,48 @@ def generate(request: RolloutsRequest, out: Path, report: Report) -> dict[str, A
     curriculum = make_curriculum(request.curriculum, read_rows(request.start_states, "start_states"), request.seed)
     if request.curriculum_state is not None:
         curriculum.load_state_dict(json.loads(request.curriculum_state.read_text()))
-    policy = Policy.load(request.policy, compute=request.compute)
-    chosen = curriculum.choose(request.round, rl.prompts)
-    starts = encode_starts(chosen, policy, request)
-    if len(starts) < len(chosen):
-        report.log(f"round {request.round}: {len(chosen) - len(starts)} start states do not fit the context: left out")
-    inputs = sampling_inputs(starts, request, policy.context)
-    engine = make_engine(request.engine, policy)
-    began = time.perf_counter()
-    outputs = engine.generate(
-        inputs, rl.temperature, progress=lambda done, total: report.progress(done, total, "rollouts")
-    )
-    seconds = time.perf_counter() - began
-    rows = rollout_rows(starts, inputs, outputs, request, policy.tokenizer)
+    sampler = Sampler(request, Policy.load(request.policy, compute=request.compute), report)
+    drawn = sampler.draw(curriculum.choose(request.round, rl.prompts))
+    groups = set(range(len(sampler.starts)))
+    if rl.resample_draws:
+        groups = set(resample(drawn, lambda n: sampler.draw(curriculum.more(n)), rl))
+        report.log(f"round {request.round}: {len(groups)} of {len(sampler.starts)} groups are kept")
+    if not drawn:
+        raise UserError(
+            f"round {request.round}: no chosen demonstration fits the context of {sampler.policy.context} tokens; "
+            "leave long demonstrations out or use a model with a longer context"
+        )
+    successes: list[list[float | None]] = [[] for _ in sampler.starts]
+    for row in drawn:
+        successes[row["group"]].append(_success(row))
+    curriculum.observe(request.round, [start.row for start in sampler.starts], successes)
+    rows = [row for row in drawn if row["group"] in groups]
     if rl.kl.coefficient:
-        add_reference(rows, policy, request)
-    groups = [row["group"] for row in rows]
+        add_reference(rows, sampler.policy, request)
     if not isinstance(rl.advantage, GeneralisedAdvantage):
-        for row, advantage in zip(rows, make_estimator(rl.advantage)(penalised(rows, rl.kl), groups), strict=True):
+        advantages_N = make_estimator(rl.advantage)(penalised(rows, rl.kl), [row["group"] for row in rows])
+        for row, advantage in zip(rows, advantages_N, strict=True):
             row["advantage"] = advantage
-    curriculum.observe(
-        request.round,
-        [start.row for start in starts],
-        [[_success(row) for row in rows if row["group"] == group] for group in range(len(starts))],
-    )
-    metrics = round_metrics(rows, rl.kl)
+    metrics = round_metrics(drawn) | {"groups": float(len(groups))}
+    if rl.kl.coefficient:
+        tokens = sum(len(row["completion_ids"]) for row in rows)
+        metrics["kl_reference_rollouts"] = sum(row_kl(row, rl.kl.estimator) for row in rows) / max(tokens, 1)
+    return write_round(request, out, report, rows, metrics, curriculum.state_dict(), sampler.seconds)
+
+
+def write_round(
+    request: RolloutsRequest,
+    out: Path,
+    report: Report,
+    rows: Sequence[dict[str, Any]],
+    metrics: dict[str, float],
+    curriculum: dict[str, Any],
+    seconds: float,
+) -> dict[str, Any]:
+    """Writes the files of a round and returns its counts."""
     tokens = int(metrics["generated_tokens"])
     write_table(out / "rollouts.parquet", "rollouts", rows)
-    (out / "curriculum.json").write_text(json.dumps(curriculum.state_dict(), sort_keys=True) + "\n")
+    (out / "curriculum.json").write_text(json.dumps(curriculum, sort_keys=True) + "\n")
     shared = {"step": request.round, "round": request.round}
     shared["generated_tokens_so_far"] = request.generated_tokens_so_far + tokens
     write_table(out / "metrics.parquet", "metrics", [{"name": n, "value": v, **shared} for n, v in metrics.items()])

@@ -24,6 +24,8 @@ class TinyLlama(Settings):
     pretrain_learning_rate: float = Field(2e-3, gt=0)
     pretrain_documents: int = Field(8000, ge=1)
     """Procedural demonstrations per suite; drawn apart from every split of the experts."""
+    pretrain_difficulties: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Difficulties of those demonstrations, of each as many; empty: the expert's own difficulty."""
 
 
 class PretrainedModel(Settings):
@@ -180,6 +182,9 @@ class RLSettings(Settings):
     """Start states a round."""
     samples: int = Field(8, ge=1)
     """Rollouts a start state: the group."""
+    resample_draws: int = Field(0, ge=0)
+    """Further draws of start states a round in place of groups whose rewards are all equal (DAPO's dynamic sampling);
+    groups that are still missing after them are left out. 0: such groups stay, with advantage 0."""
     temperature: float = Field(1.0, gt=0)
     max_new_tokens: int = Field(256, ge=1)
     learning_rate: float = Field(1e-5, ge=0)

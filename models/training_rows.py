@@ -26,11 +26,6 @@ class TrainRow:
     sampling_logprobs_C: torch.Tensor
     reference_logprobs_C: torch.Tensor | None
 
-    @property
-    def length(self) -> int:
-        """Tokens of prompt and completion."""
-        return len(self.tokens.prompt_ids) + len(self.tokens.completion_ids)
-
 
 def train_rows(rows: Sequence[dict[str, Any]], rl: RLSettings) -> list[TrainRow]:
     """The rollouts that may be trained on: those with a completion, and without truncated ones where so set.

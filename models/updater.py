@@ -17,7 +17,6 @@ from models.critic import (
     ValueHead,
     explained_variance,
     generalised_advantages,
-    seen_by_output_layer,
     token_rewards,
     value_losses,
     whitened,
@@ -35,6 +34,7 @@ from models.losses import (
 from models.policy import Policy
 from models.scoring import TokenRow, micro_batches
 from models.settings import GeneralisedAdvantage, RLSettings
+from models.shared_prompts import group_batches, shared_prompts, whole_rows
 from models.training_rows import TrainRow, kl_in_loss
 
 
@@ -56,25 +56,36 @@ def score(
     temperature: float,
     entropy_gradient: bool = False,
     critic: ValueHead | None = None,
+    share: bool = True,
 ) -> Scores:
-    """Log-probabilities, entropies and values of the tempered policy; T is the longest completion of `rows`."""
-    with seen_by_output_layer(policy.network) as hidden:
-        logits_NV, targets_N = policy.completion_logits(rows, temperature)
-    log_normaliser_N = logits_NV.logsumexp(-1)
-    logprobs_N = logits_NV.gather(1, targets_N[:, None])[:, 0] - log_normaliser_N
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropy_N = log_normaliser_N - (logits_NV.softmax(-1) * logits_NV).sum(-1)
-    lengths_B = torch.tensor([len(row.completion_ids) for row in rows], device=logprobs_N.device)
+    """Log-probabilities, entropies and values of the tempered policy; T is the longest completion of `rows`.
+
+    With `share`, prompts that rows have in common are computed once.
+    """
+    common = share and len({tuple(row.prompt_ids) for row in rows}) < len(rows)
+    found = (shared_prompts if common else whole_rows)(policy.network, rows, temperature)
+    logprobs, entropies = [], []
+    for piece in found:
+        normaliser_N = piece.logits_NV.logsumexp(-1)
+        logprobs.append(piece.logits_NV.gather(1, piece.targets_N[:, None])[:, 0] - normaliser_N)
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            entropies.append(normaliser_N - (piece.logits_NV.softmax(-1) * piece.logits_NV).sum(-1))
+    places = tuple(torch.cat([getattr(piece, name) for piece in found]) for name in ("rows_N", "columns_N"))
+    lengths_B = torch.tensor([len(row.completion_ids) for row in rows], device=places[0].device)
     mask_BT = torch.arange(int(lengths_B.max()), device=lengths_B.device) < lengths_B[:, None]
-    values_BT = None if critic is None else _spread(critic.values(hidden[0]), mask_BT)
-    return Scores(_spread(logprobs_N, mask_BT), _spread(entropy_N, mask_BT), mask_BT, values_BT)
+    values = [] if critic is None else [critic.values(piece.hidden_NH) for piece in found]
+    return Scores(
+        _spread(logprobs, places, mask_BT),
+        _spread(entropies, places, mask_BT),
+        mask_BT,
+        _spread(values, places, mask_BT) if values else None,
+    )
 
 
-def _spread(values_N: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """`values_N` laid row by row into the true slots of `mask_BT`."""
-    values_BT = values_N.new_zeros(mask_BT.shape)
-    values_BT[mask_BT] = values_N
-    return values_BT
+def _spread(values: Sequence[torch.Tensor], places: tuple[torch.Tensor, ...], mask_BT: torch.Tensor) -> torch.Tensor:
+    """Values of all pieces [N] laid to their rows and columns."""
+    values_N = torch.cat(list(values))
+    return values_N.new_zeros(mask_BT.shape).index_put(places, values_N)
 
 
 class Updater:
@@ -108,14 +119,28 @@ class Updater:
         """Those of `positions` that add to the gradient."""
         return [i for i in positions if self.every_row or self.advantages[i].any()]
 
+    @torch.no_grad()
     def remember_old(self, positions: Sequence[int]) -> None:
         """Computes the log-probabilities of rows before the first step. Call before any step."""
-        wanted = [i for i in positions if i not in self.old_logprobs]
-        with torch.no_grad():
-            found = self.policy.completion_logprobs(
-                [self.rows[i].tokens for i in wanted], self.rl.temperature, self.budget
-            )
-        self.old_logprobs |= {i: logprobs.cpu() for i, logprobs in zip(wanted, found)}
+        for batch in self.micro_batches([i for i in positions if i not in self.old_logprobs]):
+            scores = self.score(batch)
+            for i, logprobs_T in zip(batch, scores.logprobs_BT.cpu()):
+                self.old_logprobs[i] = logprobs_T[: len(self.rows[i].tokens.completion_ids)]
+
+    def micro_batches(self, positions: Sequence[int]) -> list[list[int]]:
+        """`positions` in parts that are computed together."""
+        rows = [self.rows[i].tokens for i in positions]
+        if self.rl.gradient_checkpointing:
+            batches = micro_batches([len(row.prompt_ids) + len(row.completion_ids) for row in rows], self.budget)
+        else:
+            batches = group_batches(rows, self.budget)
+        return [[positions[index] for index in batch] for batch in batches]
+
+    def score(self, positions: Sequence[int], entropy_gradient: bool = False) -> Scores:
+        """`score` of the rows at `positions`. Layers that recompute their activations keep no keys to share."""
+        rows = [self.rows[i].tokens for i in positions]
+        share = not self.rl.gradient_checkpointing
+        return score(self.policy, rows, self.rl.temperature, entropy_gradient, self.critic, share)
 
     @torch.no_grad()
     def ask_critic(self) -> dict[str, float]:
@@ -124,9 +149,9 @@ class Updater:
         Call before any step, where there is a critic.
         """
         settings = self.rl.advantage
-        for batch in micro_batches([row.length for row in self.rows], self.budget):
+        for batch in self.micro_batches(range(len(self.rows))):
             rows = [self.rows[i] for i in batch]
-            scores = score(self.policy, [row.tokens for row in rows], self.rl.temperature, critic=self.critic)
+            scores = self.score(batch)
             kl = [row.reference_logprobs_C if self.rl.kl.place == "reward" else None for row in rows]
             rewards = [token_rewards(r.reward, r.sampling_logprobs_C, k, self.rl.kl) for r, k in zip(rows, kl)]
             advantages_BT, returns_BT = generalised_advantages(
@@ -180,8 +205,8 @@ class Updater:
         self.optimizer.zero_grad(set_to_none=True)
         statistics = Statistics()
         loss_sum = 0.0
-        for batch in micro_batches([self.rows[i].length for i in positions], self.budget):
-            loss = self.micro_batch_loss([positions[i] for i in batch], totals, statistics)
+        for batch in self.micro_batches(positions):
+            loss = self.micro_batch_loss(batch, totals, statistics)
             loss.backward()
             loss_sum += loss.item()
         return {"loss": loss_sum} | statistics.values()
@@ -189,9 +214,7 @@ class Updater:
     def micro_batch_loss(self, positions: Sequence[int], totals: Totals, statistics: Statistics) -> torch.Tensor:
         """The part of the step's loss that the rows at `positions` make up, with gradient."""
         rows = [self.rows[i] for i in positions]
-        scores = score(
-            self.policy, [row.tokens for row in rows], self.rl.temperature, self.rl.entropy_coefficient > 0, self.critic
-        )
+        scores = self.score(positions, self.rl.entropy_coefficient > 0)
         logprobs_BT, entropy_BT, mask_BT = scores.logprobs_BT, scores.entropy_BT, scores.mask_BT
         for i, logprobs_T in zip(positions, logprobs_BT.detach().cpu()):
             # Rows of the first step are scored by the unchanged policy right here; no pass of their own is needed.

@@ -82,6 +82,12 @@ def early_letters(prompts: list[str], completions: list[str], **columns: list) -
     return [sum(character < "m" for character in text) / max(len(text), 1) for text in completions]
 
 
+def early_letters_of_stage_0(prompts: list[str], completions: list[str], **columns: list) -> list[float]:
+    """`early_letters` from the question alone; 1 after a revealed prefix."""
+    shares = early_letters(prompts, completions)
+    return [1.0 if prefix else share for share, prefix in zip(shares, columns["prefix"])]
+
+
 def write_start_states(path: Path, items: int = 6, n_stages: int = 3) -> Path:
     """start_states.parquet with `items` sums of three steps each, in `n_stages` stages."""
     rows = []

@@ -3,16 +3,19 @@
 import math
 import os
 import random
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from data.artifacts import read_rows, write_table
 from data.progress import Silent
+from models import updater
 from models.policy import Policy
 from models.requests import PolicyFiles
 from models.scoring import TokenRow
 from models.settings import FullTraining
+from models.shared_prompts import Piece, completion_passes, group_batches
 from models.training_rows import TrainRow, train_rows
 from models.update import recompute_activations
 from models.updater import Updater, score
@@ -111,7 +114,7 @@ def test_order_and_repetition(files, rows, tmp_path, loss):
 
 def test_gradient_checkpointing(files, rows, tmp_path):
     plain = run(tmp_path / "plain", files, rows)
-    recomputed = run(tmp_path / "recomputed", files, rows, prepare=recompute_activations)
+    recomputed = run(tmp_path / "recomputed", files, rows, recompute_activations, gradient_checkpointing=True)
     equal(plain, recomputed)
 
 
@@ -182,21 +185,18 @@ def test_a_pad_id_inside_a_completion_is_a_token(files):
     assert (scores.logprobs_BT[0] < 0).all()
 
 
-def test_tempered_logprobs_by_hand():
+def test_tempered_logprobs_by_hand(monkeypatch):
     """Logits (2, 0), T 0.5, token 0: −0.01815; without the temperature −0.12693."""
     logits = torch.tensor([2.0, 0.0])
     assert (logits / 0.5).log_softmax(0)[0].item() == pytest.approx(-0.01815, abs=1e-5)
 
-    class TwoTokens:
-        network = torch.nn.Module()
+    def two_tokens(network, rows, temperature):
+        zero = torch.tensor([0])
+        return [Piece(logits[None] / temperature, zero, zero, zero, torch.zeros(1, 1))]
 
-        @staticmethod
-        def completion_logits(rows, temperature):
-            return logits[None] / temperature, torch.tensor([0])
-
-    TwoTokens.network.get_output_embeddings = torch.nn.Identity
+    monkeypatch.setattr(updater, "whole_rows", two_tokens)
     for temperature, wanted in [(0.5, -0.01815), (1.0, -0.12693)]:
-        scores = score(TwoTokens(), [TokenRow([1], [0])], temperature)
+        scores = score(Mock(), [TokenRow([1], [0])], temperature)
         assert scores.logprobs_BT.item() == pytest.approx(wanted, abs=1e-5)
         p = math.exp(wanted)
         assert scores.entropy_BT.item() == pytest.approx(-p * math.log(p) - (1 - p) * math.log(1 - p), abs=1e-4)
@@ -268,3 +268,51 @@ def test_write_table_keeps_logprobs_to_the_bit(rows, tmp_path):
     values = torch.randn(5).tolist()
     write_table(tmp_path / "rollouts.parquet", "rollouts", [rows[0] | {"sampling_logprobs": values}])
     assert read_rows(tmp_path / "rollouts.parquet", "rollouts")[0]["sampling_logprobs"] == values
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_shared_prompt_is_the_repeated_prompt(files, rows, temperature, monkeypatch):
+    """Prompts computed once a group: the same log-probabilities, entropies and gradients as whole rows."""
+    monkeypatch.setattr("models.shared_prompts.SMALL_PASS", 1)
+    tokens = [TokenRow(row["prompt_ids"], row["completion_ids"]) for row in rows] + [TokenRow([1, 7], [9])]
+    results = []
+    for share in (True, False):
+        policy = Policy.load(files, LORA, CPU, trainable=True)
+        scores = score(policy, tokens, temperature, entropy_gradient=True, share=share)
+        (scores.logprobs_BT.sin().sum() + scores.entropy_BT.square().sum()).backward()
+        results.append((scores, {name: p.grad for name, p in policy.trainable_parameters()}))
+    (shared, gradients), (whole, wanted) = results
+    assert torch.allclose(shared.logprobs_BT, whole.logprobs_BT, atol=1e-5)
+    assert torch.allclose(shared.entropy_BT, whole.entropy_BT, atol=1e-5)
+    assert shared.mask_BT.equal(whole.mask_BT)
+    for name, gradient in wanted.items():
+        scale = gradient.abs().max().item()
+        assert torch.allclose(gradients[name], gradient, rtol=1e-4, atol=1e-5 * scale), name
+
+
+def test_shared_prompts_with_full_gradients(files, rows, tmp_path, monkeypatch):
+    """The gradient of every parameter, embeddings and prompts included."""
+    base = PolicyFiles(base=files.base)
+    shared = run(tmp_path / "shared", base, rows, parameters=FullTraining())
+    monkeypatch.setattr(updater, "shared_prompts", updater.whole_rows)
+    equal(shared, run(tmp_path / "whole", base, rows, parameters=FullTraining()))
+
+
+def test_every_row_is_in_one_micro_batch_within_the_budget():
+    generator = random.Random(3)
+    rows = [TokenRow([1] * (3 + group), [5] * generator.randint(1, 30)) for group in range(6) for _ in range(5)]
+    for budget in (1, 20, 60, 200, 10_000):
+        batches = group_batches(rows, budget)
+        assert sorted(index for batch in batches for index in batch) == list(range(30))
+        for batch in batches:
+            prompts = {tuple(rows[i].prompt_ids) for i in batch}
+            size = len(prompts) * max(map(len, prompts)) + len(batch) * max(len(rows[i].completion_ids) for i in batch)
+            assert size <= budget or len(batch) == 1
+    assert len(group_batches(rows, 10_000)) == 1
+
+
+def test_passes_hold_completions_of_like_length(monkeypatch):
+    monkeypatch.setattr("models.shared_prompts.SMALL_PASS", 10)
+    assert completion_passes([10, 0, 9, 2, 1]) == [[0, 2], [3, 4]]
+    monkeypatch.setattr("models.shared_prompts.SMALL_PASS", 1000)
+    assert completion_passes([10, 0, 9, 2, 1]) == [[0, 2, 3, 4]]

@@ -5,14 +5,14 @@ import math
 
 import pytest
 
-from data.artifacts import file_hash, read_rows
+from data.artifacts import file_hash, read_rows, write_table
 from data.errors import UserError
 from data.progress import Silent
 from data.seeds import derive_seed
 from data.settings import MixedCurriculum, NoCurriculum, PlainPrompt, RewardSettings
 from models.policy import Policy
 from models.requests import PolicyFiles, RolloutsRequest
-from models.rounds import encode_starts, generate, penalised, round_metrics, row_kl
+from models.rounds import Sampler, generate, penalised, resample, round_metrics, row_kl
 from models.settings import KLSettings, RLSettings, TransformersEngine
 from tests.rl import CPU, make_base, write_start_states
 
@@ -146,9 +146,58 @@ def test_rows_that_do_not_fit_the_context_are_left_out(request_of, base, tmp_pat
     policy = Policy.load(base, compute=CPU)
     rows = read_rows(request_of().start_states, "start_states")
     long = rows[0] | {"remainder": "x" * policy.context, "prefix": ""}
-    assert [start.row for start in encode_starts([long, rows[1]], policy, request_of())] == [rows[1]]
+    sampler = Sampler(request_of(), policy, Silent())
+    assert [start.row for start in sampler.encode([long, rows[1]])] == [rows[1]]
+    write_table(tmp_path / "long.parquet", "start_states", [long])
     with pytest.raises(UserError, match="context"):
-        encode_starts([long], policy, request_of())
+        generate(request_of(start_states=tmp_path / "long.parquet", curriculum=NoCurriculum()), tmp_path, Silent())
+
+
+def group_of(number: int, rewards: list) -> list[dict]:
+    return [{"group": number, "reward": reward} for reward in rewards]
+
+
+def test_silent_groups_are_drawn_again_but_not_for_ever():
+    asked = []
+
+    def silent(n):
+        asked.append(n)
+        return [row for k in range(n) for row in group_of(10 * len(asked) + k, [1.0, 1.0])]
+
+    rl = RLSettings(prompts=3, samples=2, resample_draws=4)
+    rows = group_of(0, [1.0, 0.0]) + group_of(1, [1.0, 1.0]) + group_of(2, [None, 0.0])
+    assert resample(rows, silent, rl) == [0]
+    assert asked == [2] * 4
+    assert len(rows) == 6 + 4 * 4
+    # Nothing differs at all: everything stays, and the update skips its steps.
+    assert resample(group_of(0, [1.0, 1.0]), lambda n: [], rl) == [0]
+
+
+def test_resampling_stops_when_the_round_is_full():
+    rl = RLSettings(prompts=2, samples=2, resample_draws=9)
+    asked = []
+
+    def more(n):
+        asked.append(n)
+        return group_of(5, [0.0, 1.0])
+
+    rows = group_of(0, [1.0, 0.0]) + group_of(1, [1.0, 1.0])
+    assert resample(rows, more, rl) == [0, 5]
+    assert asked == [1]
+
+
+def test_a_round_with_resampling_counts_all_tokens(request_of, tmp_path):
+    reward = RewardSettings(functions=("tests.rl:early_letters_of_stage_0",))
+    rl = RLSettings(prompts=4, samples=3, max_new_tokens=6, resample_draws=2)
+    info, rows, metrics = rows_of(request_of(reward=reward, rl=rl), tmp_path / "out")
+    assert {row["stage"] for row in rows} == {0}
+    assert metrics["groups"]["value"] == len(rows) / 3 <= 4
+    assert info["generated_tokens"] > sum(len(row["completion_ids"]) for row in rows)
+    assert metrics["generated_tokens"]["value"] == info["generated_tokens"]
+    again, same, _ = rows_of(request_of(reward=reward, rl=rl), tmp_path / "again")
+    assert (again, same) == (info, rows)
+    state = json.loads((tmp_path / "out/curriculum.json").read_text())
+    assert state["cursor"] + 18 * state["pass"] > 4
 
 
 def test_metrics_leave_unscorable_rows_out_of_the_reward():
@@ -159,7 +208,7 @@ def test_metrics_leave_unscorable_rows_out_of_the_reward():
         common | {"reward": 0.0, "group": 1, "stage": 1, "stop_reason": "length"},
         common | {"reward": 0.0, "group": 1, "stage": 1, "stop_reason": "eos", "reward_parts": '{"outcome": 0.5}'},
     ]
-    metrics = round_metrics(rows, KLSettings())
+    metrics = round_metrics(rows)
     assert metrics["reward"] == pytest.approx(1 / 3)
     assert metrics["accuracy"] == 0.25
     assert metrics["unscorable_share"] == metrics["engine_error_share"] == metrics["truncated_share"] == 0.25
