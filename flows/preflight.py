@@ -7,6 +7,7 @@ from data import storage
 from data.errors import UserError
 from data.suites import SUITES
 from flows.settings import ExpertSettings, RunSettings
+from models.fetch import SMOL, smol_problem
 from models.settings import Model
 
 
@@ -42,6 +43,8 @@ def _expert(field: str, expert: ExpertSettings) -> None:
 
 
 def _model(model: Model) -> None:
+    if model.kind == "pretrained" and model.name == SMOL and (problem := smol_problem()):
+        raise UserError(f"model.name: {problem}")
     if model.kind == "pretrained" and model.name.startswith((".", "/", "~")):
         folder = Path(model.name).expanduser()
         if not (folder / "config.json").is_file():
