@@ -120,7 +120,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("rank", _INT),
             ("source", _STRING),  # which expert's adapter the rank came from
             ("measure", _STRING),
-            ("value", _FLOAT),
+            ("value", _FLOAT),  # gate gradients are signed: below 0, opening the rank lowers the loss
             ("gate", _FLOAT),
         ]
     ),

@@ -298,7 +298,10 @@ def _write(result: Composition, pool: Pool, out: Path) -> None:
 
 
 def _importance_rows(result: Composition, pool: Pool) -> list[dict[str, Any]]:
-    """Rows of the table `importance`; the gate is that of the trained basis, null where a measure has another one."""
+    """Rows of the table `importance`. Gate gradients are signed: below 0, opening the rank lowers the loss.
+
+    The gate is that of the trained basis, null where a measure has another one.
+    """
     return [
         {
             "task": task,
@@ -306,7 +309,7 @@ def _importance_rows(result: Composition, pool: Pool) -> list[dict[str, Any]]:
             "rank": rank,
             "source": source,
             "measure": measure,
-            "value": float(scores[name][rank].abs()),
+            "value": float(scores[name][rank]),
             "gate": None if measure.endswith("svd_basis") else float(result.gates[task][name][rank]),
         }
         for measure, by_task in result.scores.items()

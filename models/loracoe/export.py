@@ -51,7 +51,8 @@ def export_adapter(pool: Pool, gates: Gates, folder: Path, how: Format, base_nam
     - `pattern`: each layer its own rank (rank_pattern, alpha_pattern with whole module names), scale 1.
     - `exact`: the gates are 1 on one adapter and 0 elsewhere: its own factors, r and alpha, bit for bit.
     In the first two a rank is kept where its gate is not 0, and gate and scale are folded into B in float32. A layer
-    without active ranks is left out. Raises UserError for gates that are all 0, and for `exact` where it is not.
+    without active ranks is left out; where all gates are 0, one rank of zeros is written, for PEFT loads no empty
+    adapter. Raises UserError for `exact` where the gates are not of one adapter.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if how == "exact":
@@ -59,9 +60,7 @@ def export_adapter(pool: Pool, gates: Gates, folder: Path, how: Format, base_nam
     else:
         factors = _folded(pool, gates)
         if not factors:
-            raise UserError(
-                "all gates are 0: the task's adapter would be empty, which PEFT cannot load; use the base itself"
-            )
+            factors = _one_rank_of_zeros(pool)
         ranks = {name: A.shape[0] for name, (A, _) in factors.items()}
         tensors, config = _uniform(factors) if how == "uniform" else _pattern(factors)
     config |= {"base_model_name_or_path": base_name, "inference_mode": True}
@@ -69,9 +68,10 @@ def export_adapter(pool: Pool, gates: Gates, folder: Path, how: Format, base_nam
     save_file(named, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(card, encoding="utf-8")
+    active = sum(int(gate.count_nonzero()) for gate in gates.values())
     stored = max(tensor.shape[0] for (_, factor), tensor in tensors.items() if factor == "A")
     needed = next((allowed for allowed in VLLM_RANKS if allowed >= stored), None)
-    return Exported(how, stored, sum(ranks.values()), len(ranks), needed)
+    return Exported(how, stored, active, len(ranks), needed)
 
 
 Tensors = dict[tuple[str, str], Tensor]
@@ -90,6 +90,11 @@ def _folded(pool: Pool, gates: Gates) -> dict[str, tuple[Tensor, Tensor]]:
                 (module.B_OR[:, kept].float() * weights).contiguous(),
             )
     return factors
+
+
+def _one_rank_of_zeros(pool: Pool) -> dict[str, tuple[Tensor, Tensor]]:
+    name, module = next(iter(pool.modules.items()))
+    return {name: (torch.zeros(1, module.A_RI.shape[1]), torch.zeros(module.B_OR.shape[0], 1))}
 
 
 def _uniform(factors: dict[str, tuple[Tensor, Tensor]]) -> tuple[Tensors, dict[str, Any]]:

@@ -14,17 +14,22 @@ from models.loracoe.importance import Scores
 from models.loracoe.pool import Gates, Pool
 
 
-def gates_from_importance(pool: Pool, scores: Scores, active: int | None = None) -> Gates:
-    """1 on the `active` ranks of each layer with the largest absolute scores, 0 elsewhere.
+def gates_from_importance(pool: Pool, gradients: Scores, active: int | None = None) -> Gates:
+    """1 on the up to `active` ranks of each layer whose opening lowers the task's loss most, 0 elsewhere.
 
-    None: as many as one adapter has there on average, rounded up, so that the gates' mass is that of one adapter (a sum
-    of all adapters is the worst of merges where they conflict). Equal scores go to the lower rank. Our choice.
+    `gradients`: the gate gradient c_i, signed; ranks with c_i >= 0 stay closed, for they conflict with the task. None:
+    as many as one adapter has there on average, rounded up, so that the gates' mass is at most that of one adapter (a
+    sum of all adapters is the worst of merges where they conflict). Equal ones go to the lower rank. Our choice: on six
+    conflicting character tasks of a 0.3 M Llama, two bases, mean exact match was 53 and 51 this way with gradients at
+    gates 0, but 31 and 16 by absolute value, and 22 and 0 with gradients at gates 1.
     """
     gates = {}
     for name, module in pool.modules.items():
         count = min(active or math.ceil(module.rank / len(module.blocks)), module.rank)
-        gates[name] = torch.zeros(module.rank)
-        gates[name][top_ranks(scores[name], count)] = 1.0
+        helpful = (-gradients[name]).clamp(min=0)
+        chosen = torch.zeros(module.rank)
+        chosen[top_ranks(helpful, count)] = 1.0
+        gates[name] = torch.where(helpful.cpu() > 0, chosen, 0.0)
     return gates
 
 

@@ -139,8 +139,13 @@ def test_e7_exact_export_is_the_adapter_bit_for_bit(pool, folders, tmp_path, nam
 def test_exact_export_refuses_gates_of_more_than_one_adapter(pool, tmp_path):
     with pytest.raises(UserError, match="1 on one adapter"):
         export_adapter(pool, pool.constant_gates(1.0), tmp_path, "exact", "base", "card")
-    with pytest.raises(UserError, match="all gates are 0"):
-        export_adapter(pool, pool.constant_gates(0.0), tmp_path, "uniform", "base", "card")
+
+
+@pytest.mark.parametrize("how", ["uniform", "pattern"])
+def test_all_gates_zero_export_the_base(pool, tmp_path, how):
+    exported = export_adapter(pool, pool.constant_gates(0.0), tmp_path, how, "base", "card")
+    assert exported.active_ranks == 0
+    assert torch.equal(peft_logits(tmp_path), logits(tiny_llama()))
 
 
 def test_e8_and_e12_merged_is_unmerged(pool, tmp_path):

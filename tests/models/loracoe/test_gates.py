@@ -16,14 +16,15 @@ def pool(tmp_path_factory):
     return pool_of(a=write_adapter(root / "a", 1), b=write_adapter(root / "b", 2, r=3, target_modules=["q_proj"]))
 
 
-def test_importance_opens_as_many_ranks_as_one_adapter_has(pool):
-    scores = {name: torch.zeros(module.rank) for name, module in pool.modules.items()}
-    name = "model.layers.0.self_attn.q_proj"  # ranks 4 + 3: the mean is 3.5, so 4 are opened
-    scores[name] = torch.tensor([0.1, -0.5, 0.2, 0.0, 0.9, -0.3, 0.0])
+def test_importance_opens_as_many_helpful_ranks_as_one_adapter_has(pool):
+    scores = {name: torch.ones(module.rank) for name, module in pool.modules.items()}
+    name = "model.layers.0.self_attn.q_proj"  # ranks 4 + 3: the mean is 3.5, so up to 4 are opened
+    scores[name] = torch.tensor([-0.1, 0.5, -0.2, -0.01, -0.9, -0.3, 0.0])
     gates = gates_from_importance(pool, scores)
-    assert gates[name].tolist() == [0, 1, 1, 0, 1, 1, 0]
-    assert gates["model.layers.0.mlp.down_proj"].tolist() == [1, 1, 1, 1]
-    assert gates_from_importance(pool, scores, active=2)[name].tolist() == [0, 1, 0, 0, 1, 0, 0]
+    assert gates[name].tolist() == [1, 0, 1, 0, 1, 1, 0]
+    assert gates["model.layers.0.mlp.down_proj"].tolist() == [0, 0, 0, 0], "every rank there would raise the loss"
+    assert gates_from_importance(pool, scores, active=2)[name].tolist() == [0, 0, 0, 0, 1, 1, 0]
+    assert gates_from_importance(pool, scores, active=7)[name].tolist() == [1, 0, 1, 1, 1, 1, 0]
 
 
 def test_training_lowers_the_loss_and_only_moves_gates(pool):

@@ -80,7 +80,7 @@ def test_the_files_of_a_composition(done, request_):
     assert len(rows) == 2 * 48
     assert {row["source"] for row in rows} == {"sums", "logic"}
     assert {row["measure"] for row in rows} == {"gate_gradient_at_zeros"}
-    assert all(row["value"] >= 0 for row in rows)
+    assert {row["value"] > 0 for row in rows} == {True, False}, "signed"
     gates = json.loads((out / "gates.json").read_text())
     assert [row["gate"] for row in rows if row["task"] == "sums"] == [
         value for module in gates["sums"].values() for value in module
@@ -127,11 +127,11 @@ def test_without_gate_steps_the_gates_are_importance_alone(request_, tmp_path):
     for task, figures in info["tasks"].items():
         assert figures["start"] == "importance"
         mine = [row for row in rows if row["task"] == task]
-        assert sum(row["gate"] for row in mine) == 6 * 4, "one adapter's mass"
         for module in {row["module"] for row in mine}:
             ranks = [row for row in mine if row["module"] == module]
-            least = min(row["value"] for row in ranks if row["gate"])
-            assert all(row["value"] <= least for row in ranks if not row["gate"])
+            opened = [row["value"] for row in ranks if row["gate"]]
+            helpful = sorted(row["value"] for row in ranks if row["value"] < 0)
+            assert sorted(opened) == helpful[:4], "at most one adapter's mass"
 
 
 def test_further_measures_stand_beside_the_first(request_, tmp_path):
