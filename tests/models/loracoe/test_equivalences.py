@@ -2,11 +2,14 @@
 
 import pytest
 import torch
-from peft import PeftModel
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from data.errors import UserError
 from models.loracoe.export import export_adapter, one_source
-from models.loracoe.gated import GatedModel
+from models.loracoe.gated import GatedLinear, GatedModel
 from tests.models.loracoe.helpers import TARGETS, logits, peft_logits, pool_of, relative, write_adapter
 from tests.tiny import tiny_llama
 
@@ -178,3 +181,94 @@ def test_targets_are_written_as_whole_names(pool, tmp_path):
     assert config.base_model_name_or_path == "my/base"
     assert set(config.target_modules) == set(pool.modules)
     assert TARGETS[0] not in config.target_modules
+
+
+@pytest.mark.parametrize("dtype,tolerance", [(torch.bfloat16, 1e-2), (torch.float16, 1e-3)])
+def test_e8_merged_is_unmerged_up_to_the_dtype(pool, tmp_path, dtype, tolerance):
+    """One layer: merging rounds W + delta to the base's dtype, so it is that dtype's rounding and no more."""
+    export_adapter(pool, random_gates(pool, seed=4), tmp_path, "pattern", "base", "card")
+    name = "model.layers.0.self_attn.q_proj"
+    x_BTI = torch.randn(4, 5, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
+    with torch.no_grad():
+        loaded = PeftModel.from_pretrained(tiny_llama().to(dtype), tmp_path).eval()
+        wanted = loaded.base_model.model.get_submodule(name)(x_BTI)
+        merged = loaded.merge_and_unload().get_submodule(name)(x_BTI)
+    assert relative(merged, wanted) < tolerance
+
+
+def test_pefts_own_svd_merge_at_full_rank_is_the_pool_with_all_gates_one(tmp_path):
+    """alpha != r and a mixed rank: PEFT before 0.21.2 merged these at twice the strength."""
+    folders = {
+        "a": write_adapter(tmp_path / "a", 1, r=4, lora_alpha=8),
+        "b": write_adapter(tmp_path / "b", 2, r=6, lora_alpha=3),
+    }
+    model = PeftModel.from_pretrained(tiny_llama(), folders["a"], adapter_name="a")
+    model.load_adapter(folders["b"], adapter_name="b")
+    model.add_weighted_adapter(["a", "b"], [1.0, 1.0], "sum", combination_type="svd", svd_rank=10)
+    model.set_adapter("sum")
+    pool = pool_of(**folders)
+    with GatedModel(tiny_llama(), pool) as gated:
+        gated.set_gates(pool.constant_gates(1.0))
+        assert relative(logits(gated.model), logits(model.eval())) < 1e-4
+
+
+def test_a_rslora_source_keeps_its_strength_in_a_mixed_pool(pool, folders):
+    """PEFT's `cat` gives such a source sqrt(r) times too much (peft 3761); the pool's delta is the sum of deltas."""
+    name = "model.layers.0.self_attn.q_proj"
+    with GatedModel(tiny_llama(), pool) as gated:
+        gated.set_gates(pool.constant_gates(1.0))
+        delta = gated.modules[name].delta_weight()
+    wanted = torch.zeros_like(delta)
+    for folder in folders.values():
+        loaded = PeftModel.from_pretrained(tiny_llama(), folder)
+        wanted += loaded.base_model.model.get_submodule(name).get_delta_weight("default").detach()
+    assert relative(delta, wanted) < 1e-6
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from([0.0, 1.0, -0.5, 0.3, 2.0]), min_size=12, max_size=12))
+def test_any_gates_add_the_weighted_sum_of_rank_components(pool, values):
+    name = "model.layers.0.self_attn.q_proj"
+    layer, gates_R = pool.modules[name], torch.tensor(values)
+    x_BTI = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    base = torch.nn.Linear(32, 32, bias=False, dtype=torch.float64)
+    gated = GatedLinear(base, layer, torch.float64)
+    gated.set_static(gates_R)
+    parts = zip(gates_R.double(), layer.scale_R.double(), layer.A_RI.double(), layer.B_OR.T.double(), strict=True)
+    wanted = base(x_BTI) + sum(gate * scale * (x_BTI @ a)[..., None] * b for gate, scale, a, b in parts)
+    assert torch.allclose(gated(x_BTI), wanted, rtol=0, atol=1e-6)
+    assert torch.allclose(base(x_BTI) + x_BTI @ gated.delta_weight().double().T, wanted, rtol=0, atol=1e-5)
+
+
+def test_another_architecture_with_biases_and_tied_embeddings(tmp_path):
+    def qwen():
+        torch.manual_seed(0)
+        config = Qwen2Config(
+            vocab_size=128,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            tie_word_embeddings=True,
+        )
+        model = Qwen2ForCausalLM(config).eval()
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.data.normal_()
+        return model
+
+    folders = {}
+    for seed, name in enumerate(["a", "b"]):
+        folders[name] = tmp_path / name
+        torch.manual_seed(seed + 10)
+        config = LoraConfig(r=2, target_modules=["q_proj", "up_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+        get_peft_model(qwen(), config).save_pretrained(folders[name])
+    pool = pool_of(**folders)
+    gates = random_gates(pool, seed=2, zeros=0.2)
+    export_adapter(pool, gates, tmp_path / "out", "uniform", "base", "card")
+    with GatedModel(qwen(), pool) as gated:
+        gated.set_gates(pool.one_hot_gates("b"))
+        assert torch.equal(logits(gated.model), peft_logits(folders["b"], model=qwen()))
+        gated.set_gates(gates)
+        assert relative(logits(gated.model), peft_logits(tmp_path / "out", model=qwen())) < 1e-6
