@@ -16,12 +16,13 @@ _RUN_ON = re.compile(
 )
 _RUN_ON_WORDS = ("question", "problem", "instruction", "exercise", "human", "user", "input", "<|", "[inst]")
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])\s*")
-_HASHES = re.compile(r"(?<!#)(####?)(?!#)[ \t]*([^\n]*)")
+_HASHES = re.compile(r"(?<!#)(####?)(?!#)[ \t:]*([^\n]*)")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 _BARE = re.compile(r"[^\s${}\\]+")
 _TAG_OPEN = re.compile(r"<answer>", re.IGNORECASE)
 _TAG_CLOSE = re.compile(r"</answer>", re.IGNORECASE)
 _NEXT_LINE = re.compile(r"\s*([^\n]*)")
+_COMMANDS = re.compile(r"\\[A-Za-z]+")
 _MOST_MARKS, _MOST_PHRASES, _LONGEST_SENTENCE = 64, 8, 1000
 _PHRASE_TAIL = (
     r"\b(?:\s+(?:to|of|for)\s+(?:the|this|our)\s+(?:question|problem))?[*_\s]*"
@@ -29,14 +30,18 @@ _PHRASE_TAIL = (
     r"(?:\s*(?:therefore|thus|then|hence|simply|just)\b)?"
 )
 _PHRASE = re.compile(r"\banswer" + _PHRASE_TAIL, re.IGNORECASE)
-_OPTION_PHRASE = re.compile(r"\b(?:answer|option|choice)" + _PHRASE_TAIL, re.IGNORECASE)
-_SENTENCE_END = re.compile(r"[.!?](?=[\"'”)*_\]]*(?:\s|$))|\n")
-_CONNECTORS = re.compile(
-    r"(?:[\s.,;:$*_&|/()\[\]{}\-+~]|\\[,;:! ()\[\]]|\\(?:text|mbox)\b|\\(?:qquad|quad|newline)\b"
-    r"|\b(?:and|or|also|then|either|maybe|perhaps|possibly|alternatively|else|the|final|answers?|is|it|could|be|are|a"
-    r"|another|option|choice|might)\b|[A-Za-z]\w?\s*=)*",
-    re.IGNORECASE,
+_OPTION_PHRASE = re.compile(
+    rf"\b(?:answer|option|choice){_PHRASE_TAIL}|\banswer\s+(?=\(?(?-i:[A-J])\)?\s*[.!]?\s*\Z)", re.IGNORECASE
 )
+_SENTENCE_END = re.compile(r"(?<!\\)[.!?](?=[\"'”)*_\]]*(?:\s|$))|\n")
+_WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
+_HEDGES = frozenset("or either maybe perhaps possibly alternatively if might could else unless otherwise".split())
+_CORRECTIONS = frozenset(
+    """wait no not actually correction correcting corrected sorry mistake mistaken error instead hmm oops recheck rechecking
+    check checking wrong incorrect rather scratch however but so thus therefore hence simplifying simplified simplifies let
+    reconsider reconsidering oh becomes equals""".split()
+)
+_SHORT_GAP, _HEDGED_GAP = 5, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +192,20 @@ def phrase_answers(text: str, options: bool = False) -> list[Marked]:
     return found
 
 
-def only_connectors(gap: str) -> bool:
-    """Whether nothing but punctuation and words like "or" stands between two answers: one list, or spraying."""
-    return len(gap) < 200 and _CONNECTORS.fullmatch(gap) is not None
+def in_one_breath(gap: str) -> bool:
+    """Whether two answers with this text between them are given together: a list of several, or spraying.
+
+    They are where at most five words stand between them without one that takes the first back ("wait", "so"), or at most
+    eight with one that hedges ("or", "maybe"). Our choice.
+    """
+    if len(gap) > 200:
+        return False
+    words = [word.lower() for word in _WORD.findall(_COMMANDS.sub(" ", gap))]
+    if _HEDGES.intersection(words):
+        return len(words) <= _HEDGED_GAP
+    return len(words) <= _SHORT_GAP and not _CORRECTIONS.intersection(words)
+
+
+def in_short_succession(gap: str) -> bool:
+    """Whether so little stands between two answers that several of them are spraying even if each is taken back."""
+    return len(gap) <= 200 and len(_WORD.findall(gap)) <= _SHORT_GAP

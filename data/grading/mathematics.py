@@ -41,6 +41,12 @@ def parse_math_phrase(text: str) -> str | None:
     return None if number is None else show(number.value) + ("%" if number.percent else "")
 
 
+def parse_few_words(text: str) -> str | None:
+    """An answer in words, such as a name; a longer phrase is prose."""
+    value = parse_math(text.strip().rstrip(".!"))
+    return value if value is not None and _shape(value) == "words" and len(value.split()) <= 3 else None
+
+
 def parse_math_unmarked(text: str) -> str | None:
     """A text without a marker: the whole text is an answer, or its last complete sentence holds one formula or number."""
     if "\n" not in text and len(text) <= 300:
@@ -91,4 +97,4 @@ def _equal(first: str, second: str) -> bool:
         return False
 
 
-READER = Reader(parse_math, parse_math_phrase, parse_math_unmarked, _settled, equal=_equal)
+READER = Reader(parse_math, parse_math_phrase, parse_math_unmarked, _settled, parse_few_words, equal=_equal)

@@ -2,9 +2,12 @@
 
 import re
 
+from data.grading.expressions import Unreadable, parse_expression
 from data.grading.extraction import last_sentence
-from data.grading.quantities import MAX_LENGTH, Quantity, equal_quantities, parse_quantity, plain_text
+from data.grading.latex import tidy
+from data.grading.quantities import MAX_DIGITS, MAX_LENGTH, Quantity, equal_quantities, parse_quantity, plain_text
 from data.grading.selection import Reader
+from data.grading.values import TooLarge, exact, is_unevaluated
 
 _HAZARDS = re.compile(
     r"\b(?:or|either|neither|nor|not|cannot|between|about|approximately|around|almost|nearly|roughly|maybe|perhaps|possibly"
@@ -25,12 +28,14 @@ def parse_number(text: str) -> Quantity | None:
     if len(text) > MAX_LENGTH:
         return None
     quantity = parse_quantity(text)
-    if quantity is not None or "=" not in text:
+    if quantity is not None:
         return quantity
+    if "=" not in text:
+        return _computed(text)
     parts = text.strip("$ ").split("=")
     if any(mark in text for mark in ("≠", "<", ">", "\\ne", "\\le", "\\ge", ";", "==", "!=")):
         return None
-    if any(re.search(r",(?![0-9]{3}(?![0-9]))|\b(?:and|or)\b", part) for part in parts):
+    if any(re.search(r",(?![0-9]{3}(?![0-9]))|\b(?:and|or|not)\b|n't\b", part) for part in parts):
         return None  # x = 5, y = 6: several answers
     quantity = parse_quantity(parts[-1].strip())
     stated = [parse_quantity(part.strip()) for part in parts[:-1]]
@@ -39,13 +44,23 @@ def parse_number(text: str) -> Quantity | None:
     return quantity
 
 
+def _computed(text: str) -> Quantity | None:
+    """`10^3`, `\\sqrt{25}`, `\\frac{12}{4}`: a form with one rational value, but no sum or product left standing."""
+    try:
+        tree = parse_expression(tidy(text))
+        value = exact(tree)
+    except (Unreadable, TooLarge):
+        return None
+    return None if value is None or is_unevaluated(tree) or max(abs(value.numerator), value.denominator) > 10**MAX_DIGITS else Quantity(value)
+
+
 def parse_number_phrase(text: str) -> Quantity | None:
     """What follows "the answer is": strictly one number (`<72>` as SVAMP writes it), or a sentence with a single one."""
     text = text.strip().rstrip(".!").strip()
     if text.startswith("<") and text.endswith(">"):
         text = text[1:-1]
     quantity = parse_number(text)
-    return quantity if quantity is not None else sole_number(text)
+    return quantity if quantity is not None or "=" in text else sole_number(text)
 
 
 def parse_number_unmarked(text: str) -> Quantity | None:

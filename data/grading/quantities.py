@@ -28,8 +28,13 @@ _NUMBER = re.compile(
     """,
     re.VERBOSE,
 )
+_UNITS = {word: value for value, word in enumerate(
+    """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+    eighteen nineteen""".split()
+)} | {word: 10 * value for value, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)}
+_CURRENCY_CODE = re.compile(r"(USD|EUR|GBP|INR|Rs)\.?\s*(?=[0-9])")
 _SCALE = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
-_TAIL_WORD = re.compile(r"[^\W\d_]+(?:[-'’][^\W\d_]+)*\.?|[%°/²³]|\^[23]\b|\^\{[23]\}")
+_TAIL_WORD = re.compile(r"[^\W\d_]+(?:[-'’][^\W\d_]+)*\.?|[%°/$€£¥₹¢]|\^[23]\b|\^\{[23]\}")
 _NOT_UNITS = frozenset(
     """and or nor to than plus minus times divided over squared cubed factorial half halves third thirds quarter quarters
     fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths tenth tenths hundredth hundredths
@@ -45,7 +50,8 @@ _UNIT_NAMES = {
     "lb": "pound", "lbs": "pound", "oz": "ounce", "s": "second", "sec": "second", "secs": "second", "min": "minute",
     "mins": "minute", "h": "hour", "hr": "hour", "hrs": "hour", "l": "liter", "ml": "milliliter", "°": "degree",
     "deg": "degree", "usd": "dollar", "buck": "dollar", "cent": "cent", "¢": "cent", "percent": "%", "percentage": "%",
-    "per": "/", "sq": "square", "cu": "cubic", "²": "^2", "³": "^3", "metre": "meter", "litre": "liter", "cms": "centimeter",
+    "per": "/", "$": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen", "₹": "rupee",
+    "eur": "euro", "gbp": "pound sterling", "rs": "rupee", "inr": "rupee", "sq": "square", "cu": "cubic", "metre": "meter", "litre": "liter", "cms": "centimeter",
     "kilometre": "kilometer", "centimetre": "centimeter", "kph": "kilometer / hour", "mph": "mile / hour",
 }  # fmt: skip
 
@@ -100,17 +106,42 @@ def parse_quantity(text: str) -> Quantity | None:
     if simple:
         value = _decimal(text)
         return None if value is None else Quantity(value)
-    text = _strip_dollars(plain_text(text)).strip(" \t\r\n*`\"'“”")
+    text = _strip_dollars(plain_text(text)).strip(" \t\r\n*_`\"'“”")
     text = re.sub(r"^(?:negative|minus)\s+(?=[0-9$.])", "-", text, flags=re.IGNORECASE)
     if text.startswith("(") and text.endswith(")") and text.count("(") == 1:
         text = text[1:-1].strip()
+    spelled = _spelled(text)
+    if spelled is not None:
+        return Quantity(Fraction(spelled))
+    code = _CURRENCY_CODE.match(text)
+    text = text[code.end() :] + " " + code[1] if code else text
     match = _NUMBER.match(text)
-    if not match or (match["sign"] and match["inner"]):
+    if not match or text.endswith("..") or (match["sign"] and match["inner"]):
         return None
     value = _value(match)
     if value is None:
         return None
     return _with_tail(value, match["currency"], text[match.end() :])
+
+
+def _spelled(text: str) -> int | None:
+    """A whole number in English words below a million: "seven", "twenty-five", "three hundred and two"."""
+    if not text[:1].isalpha():
+        return None
+    total = current = 0
+    rank = 10**9  # the last word's size: "two three" and "five twenty" are no numbers
+    for word in re.split(r"[\s-]+", text.lower().rstrip(".")):
+        if word in _UNITS and rank > (9 if _UNITS[word] < 10 else 99):
+            if _UNITS[word] == 0 and total + current:
+                return None
+            current, rank = current + _UNITS[word], (0 if _UNITS[word] < 20 else 10)
+        elif word == "hundred" and 0 < current < 10:
+            current, rank = current * 100, 100
+        elif word == "thousand" and 0 < current < 1000 and not total:
+            total, current, rank = current * 1000, 0, 1000
+        elif word != "and" or rank != 100:
+            return None
+    return total + current
 
 
 def _decimal(text: str) -> Fraction | None:
@@ -150,7 +181,7 @@ def _with_tail(value: Fraction, currency: str, tail: str) -> Quantity | None:
         return Quantity(value, False, unit)
     attached = tail[0].isalpha()
     read = read_tail(tail)
-    if read is None or (attached and _ATTACHED.match(tail) and _ATTACHED.match(tail)[0] not in _UNIT_NAMES):
+    if read is None or tail.lstrip().startswith("^") or (attached and _ATTACHED.match(tail) and _ATTACHED.match(tail)[0] not in _UNIT_NAMES):
         return None  # "5xy" is a product
     scale, percent, name = read
     if unit and name and name != unit:

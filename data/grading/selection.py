@@ -5,9 +5,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from data.grading.extraction import Marked, only_connectors, phrase_answers, readable_part, strong_answers
+from data.grading.extraction import Marked, in_one_breath, in_short_succession, phrase_answers, readable_part, strong_answers
 
-_LONGEST_RUN = 12
+_LONGEST_RUN, _MOST_TAKEN_BACK = 12, 3
 _QUESTION = re.compile(r"\?")
 
 
@@ -24,7 +24,7 @@ class Selected:
 class Reader:
     """How one kind of answer is read.
 
-    `equal` says whether two read answers are the same; `parse` reads a marked answer strictly; `parse_phrase` what follows "the answer is"; `parse_unmarked` a text without
+    `parse_only_phrase` reads a phrase of words, which counts only where the text has no marked answer; `equal` says whether two read answers are the same; `parse` reads a marked answer strictly; `parse_phrase` what follows "the answer is"; `parse_unmarked` a text without
     any marker; `settled` says whether the text after a phrase leaves its answer alone.
     """
 
@@ -32,6 +32,7 @@ class Reader:
     parse_phrase: Callable[[str], object | None]
     parse_unmarked: Callable[[str], object | None]
     settled: Callable[[str], bool]
+    parse_only_phrase: Callable[[str], object | None] | None = None
     options: bool = False
     equal: Callable[[object, object], bool] = operator.eq
 
@@ -90,13 +91,15 @@ def _last_phrase(text: str, last: Marked | None, reader: Reader) -> Selected | N
         return None
     mark = marks[-1]
     value = reader.parse_phrase(mark.text)
+    if value is None and last is None and reader.parse_only_phrase is not None:
+        value = reader.parse_only_phrase(mark.text)
     if value is None and last is not None:
         return None  # "so the answer is the sum of both": prose about an answer already given
     if value is None or "\\boxed" in mark.text:
         return Selected(None, mark.text[:200], "unreadable_answer")
     for other in marks[:-1]:
         gap = text[other.end : mark.start]
-        if only_connectors(gap) and not _same(reader, reader.parse_phrase(other.text), value):
+        if in_one_breath(gap) and not _same(reader, reader.parse_phrase(other.text), value):
             return Selected(None, mark.text[:200], "several_answers")
     if not reader.settled(text[mark.end :]):
         return Selected(None, mark.text[:200], "text_after_answer")
@@ -111,13 +114,13 @@ def _read_strong(text: str, strong: list[Marked], reader: Reader) -> Selected:
         if value is None:
             return Selected(None, last.text[:200], "unreadable_answer" if last.text else "empty_answer")
         return Selected(value, last.text, "ok")
+    if _sprays(text, strong):
+        return Selected(None, last.text[:200], "several_answers")
     run = [last]
     for mark in reversed(strong[:-1]):
-        if not only_connectors(text[mark.end : run[0].start]):
+        if not in_one_breath(text[mark.end : run[0].start]):
             break
         run.insert(0, mark)
-    if len(run) > _LONGEST_RUN:
-        return Selected(None, run[-1].text[:200], "several_answers")
     distinct: list[str] = []
     for mark in run:
         value = reader.parse(mark.text)
@@ -133,3 +136,15 @@ def _read_strong(text: str, strong: list[Marked], reader: Reader) -> Selected:
 
 def _same(reader: Reader, first: object | None, second: object | None) -> bool:
     return first is not None and second is not None and reader.equal(first, second)
+
+
+def _sprays(text: str, strong: list[Marked]) -> bool:
+    """Whether the last answer ends a row of more than three different ones in short succession, or of very many."""
+    row = [strong[-1]]
+    for mark in reversed(strong[:-1]):
+        if not in_short_succession(text[mark.end : row[-1].start]):
+            break
+        row.append(mark)
+    different = len({mark.text for mark in row})
+    taken_back = any(not in_one_breath(text[row[i + 1].end : row[i].start]) for i in range(len(row) - 1))
+    return different > (_MOST_TAKEN_BACK if taken_back else _LONGEST_RUN)
