@@ -82,6 +82,13 @@ def early_letters(prompts: list[str], completions: list[str], **columns: list) -
     return [sum(character < "m" for character in text) / max(len(text), 1) for text in completions]
 
 
+def low_ids(
+    prompts: list[str], completions: list[str], completion_ids: list[list[int]], **columns: list
+) -> list[float]:
+    """The share of sampled ids below 40: about 0.3 for a random policy, and learnt in a few rounds."""
+    return [sum(id < 40 for id in ids) / len(ids) for ids in completion_ids]
+
+
 def early_letters_of_stage_0(prompts: list[str], completions: list[str], **columns: list) -> list[float]:
     """`early_letters` from the question alone; 1 after a revealed prefix."""
     shares = early_letters(prompts, completions)
