@@ -242,6 +242,31 @@ def test_rounds_of_other_settings_are_not_continued(straight, inputs, tmp_path):
     assert contents(url) == contents(straight)
 
 
+def test_a_cell_in_an_object_store(straight, inputs, tmp_path, monkeypatch):
+    """The same files under a URL that is no local folder, with rollouts and updates as tasks of their own."""
+    monkeypatch.setenv("RATCHET_CACHE", str(tmp_path / "cache"))
+    url = f"memory://{tmp_path.name}/cell"
+    for number in range(ROUNDS):
+        request = request_for(inputs, tmp_path, last_round=number).model_copy(update={"url": url})
+        generate_round(request, Silent())
+        progress = update_round(request, Silent())
+    assert progress["finished"]
+    result = storage.fetch(f"{url}/result")
+    for name in ("metrics.parquet", "result.json", "weights/adapter_model.safetensors"):
+        assert file_hash(result / name) == file_hash(straight / "result" / name)
+    kept = storage.read_json(f"{url}/rounds/0000/update/manifest.json")
+    assert set(kept["files"]) == {"metrics.parquet"}
+
+
+def test_what_a_killed_process_left_is_removed(inputs, tmp_path):
+    url = tmp_path / "cell"
+    leftover = url / "rounds/0000/.rollouts.part-abc"
+    leftover.mkdir(parents=True)
+    (leftover / "rollouts.parquet").write_bytes(b"half")
+    run_rounds(request_for(inputs, url, last_round=0), Silent())
+    assert not list(url.rglob(".*"))
+
+
 def scripted(monkeypatch, accuracies: dict[str, float]) -> None:
     """Validation answers by script: accuracy by the name of what is validated."""
 
