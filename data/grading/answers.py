@@ -164,6 +164,9 @@ def _flat(items: tuple) -> tuple:
 def _bracketed(text: str, depth: int) -> tuple | None:
     if text in ("\\emptyset", "\\{ \\}", "\\{\\}"):
         return ("set", ())
+    if text == "\\mathbb{R}" or words_of(text) in ("all real numbers", "all reals", "the real numbers"):
+        infinity = ("const", "inf")
+        return ("seq", "(", ")", (("expr", ("neg", infinity), "", False), ("expr", infinity, "", False)))
     opening = next((mark for mark in _OPENERS if text.startswith(mark)), None)
     closing = next((mark for mark in _CLOSERS if text.endswith(mark)), None)
     if opening is None or closing is None or not _is_one_group(text):

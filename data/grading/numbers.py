@@ -46,6 +46,8 @@ def parse_number(text: str) -> Quantity | None:
 
 def _computed(text: str) -> Quantity | None:
     """`10^3`, `\\sqrt{25}`, `\\frac{12}{4}`: a form with one rational value, but no sum or product left standing."""
+    if "~" in text or "[" in text:
+        return None  # about five; a list
     try:
         tree = parse_expression(tidy(text))
         value = exact(tree)

@@ -220,7 +220,7 @@ def read_tail(tail: str) -> tuple[int, bool, str] | None:
 
 
 def _is_short_word(word: str) -> bool:
-    return not word.isalpha() or word in _UNIT_NAMES or word.lower() in _SHORT_WORDS or word.startswith("^")
+    return not word.isalpha() or word in _UNIT_NAMES or (len(word) > 1 and word.lower() in _UNIT_NAMES) or word.lower() in _SHORT_WORDS or word.startswith("^")
 
 
 def _unit_name(word: str) -> str:
