@@ -38,8 +38,14 @@ def load(preset: str = "tiny", overrides: dict[str, Any] | None = None) -> RunSe
 
 
 def resolve(raw: dict[str, Any]) -> RunSettings:
-    """Spells the shared sections out in every expert and checks every arm of every expert."""
+    """Spells the shared sections out in every expert and checks every arm of every expert.
+
+    An expert or an arm that a later layer sets to None (`--experts.svamp null`) is left out.
+    """
     raw = dict(raw)
+    for tables in ("experts", "arms"):
+        if isinstance(raw.get(tables), dict):
+            raw[tables] = {name: table for name, table in raw[tables].items() if table is not None}
     shared = {name: raw.pop(name) for name in SHARED if name in raw}
     try:
         SharedSections.model_validate(shared)

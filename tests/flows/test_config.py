@@ -100,3 +100,8 @@ def test_a_file_that_is_no_toml_and_one_that_is_missing(tmp_path):
 def test_malformed_overrides(arguments):
     with pytest.raises(UserError):
         config.parse_overrides(arguments)
+
+
+def test_an_expert_or_an_arm_can_be_left_out():
+    settings = config.load("tiny", config.parse_overrides(["--experts.state", "null", "--arms.plain_rl", "null"]))
+    assert sorted(settings.experts) == ["arithmetic", "programs"] and sorted(settings.arms) == ["r3"]
