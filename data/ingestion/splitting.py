@@ -32,22 +32,31 @@ def assign(
     The `limit` rows with the smallest content hashes are kept. Of their distinct questions those with the smallest
     hashes are held out: first validation, then promotion, then test. Raises UserError where none is left for training.
     """
-    with pa.memory_map(str(spill)) as file:
-        reader = pa.ipc.open_file(file)
-        item_hashes = _column(reader, "item_hash")
-        keep = np.ones(len(item_hashes), dtype=bool)
-        if limit is not None and limit < len(item_hashes):
-            keep = item_hashes <= np.partition(item_hashes, limit - 1)[limit - 1]
-        del item_hashes
-        split_of = _held_out_hashes(np.unique(_column(reader, "question_hash")[keep]), held_out, name)
-        return _write(reader, keep, split_of, path, rejected)
+    item_hashes = _column(spill, "item_hash")
+    keep = np.ones(len(item_hashes), dtype=bool)
+    if limit is not None and limit < len(item_hashes):
+        keep = item_hashes <= np.partition(item_hashes, limit - 1)[limit - 1]
+    del item_hashes
+    split_of = _held_out_hashes(_distinct(_column(spill, "question_hash")[keep]), held_out, name)
+    with pa.OSFile(str(spill)) as file:
+        return _write(pa.ipc.open_file(file), keep, split_of, path, rejected)
 
 
-def _column(reader: pa.RecordBatchFileReader, name: str) -> np.ndarray:
-    index = reader.schema.get_field_index(name)
-    return np.concatenate(
-        [reader.get_batch(number).column(index).to_numpy() for number in range(reader.num_record_batches)]
-    )
+def _column(spill: Path, name: str) -> np.ndarray:
+    """One column of the spill file, without reading the others."""
+    with pa.OSFile(str(spill)) as file:
+        schema = pa.ipc.open_file(file).schema
+    with pa.OSFile(str(spill)) as file:
+        options = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name)])
+        reader = pa.ipc.open_file(file, options=options)
+        batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
+        return np.concatenate([batch.column(0).to_numpy() for batch in batches])
+
+
+def _distinct(values: np.ndarray) -> np.ndarray:
+    """The distinct values in order, sorted in place: np.unique takes ten times the memory."""
+    values.sort()
+    return values[np.concatenate([[True], values[1:] != values[:-1]])]
 
 
 def _held_out_hashes(distinct: np.ndarray, held_out: dict[str, int], name: str) -> dict[int, str]:
