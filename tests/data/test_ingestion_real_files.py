@@ -19,7 +19,6 @@ COUNTS = {
     "aqua/dev.json": (254, {}),
     "aqua/test.json": (254, {}),
     "math500/test.jsonl": (500, {}),
-    "aime24/test.jsonl": (30, {}),
     "boardgameqa/train.json": (500, {}),
     "boardgameqa/test.json": (800, {}),
     "snli/train.json": (300, {}),
@@ -49,6 +48,13 @@ def test_all_of_gsm8k_with_its_comma_golds(benchmark_files, tmp_path):
     assert [row["response"] for row in demonstrations] == [row["answer"] for row in published]
     assert sum("," in row["answer"] for row in demonstrations) == 79
     assert {len(row["steps"]) for row in demonstrations} == set(range(2, 10))
+
+
+def test_aime_solutions_with_their_boxes_in_bold(benchmark_files, tmp_path):
+    """Ten solutions box their answer as `\\textbf{(540)}`; what the grader cannot read of them is refused, not kept."""
+    counts = run(benchmark_files / "aime24/test.jsonl", tmp_path / "out", splits=ONE)
+    assert counts["read"] == 30 and counts["accepted"] >= 28
+    assert set(counts["rejected_by_reason"]) <= {"gold_ungradable"}
 
 
 @pytest.mark.parametrize("name", ["gsm8k/train_programs.json", "svamp/train_programs.json"])
