@@ -1,14 +1,14 @@
-"""Arithmetic word problems in prose: one quantity through several events, doublings and halvings among them.
+"""Arithmetic word problems in prose: one quantity through the events of several months, each line its month's sum.
 
-Drawn backwards from the answer, so that the answer is uniform over 10 to 99 whatever the difficulty.
+Drawn backwards from the answer, so that the answer is uniform over 10 to 59 whatever the difficulty.
 """
 
 import random
 import re
 
-from data.suites.base import Draw, Suite, chain_lines
+from data.suites.base import MARKER, MONTHS, Draw, Suite, chain_lines
 
-LOW, HIGH = 10, 99
+LOW, HIGH = 10, 59
 NAMES = ("Ann", "Bob", "Cal", "Dan", "Eve", "Fay", "Gus", "Ida")
 THINGS = ("pens", "cups", "caps", "nuts")
 VERBS = {"+": ("buys", "finds", "gets"), "-": ("drops", "loses", "sells")}
@@ -16,7 +16,7 @@ SCALES = {"doubles them": ("*", 2), "halves them": ("/", 2)}
 SCALE_SHARE = 0.35
 """How often an event doubles or halves where it can (our choice)."""
 
-_QUESTION = re.compile(r"[A-Z][a-z]+ has (\d+) [a-z]+, (.+)\. How many now\?")
+_QUESTION = re.compile(r"[A-Z][a-z]+ has (\d+) [a-z]+\. (.+)\. How many now\?")
 _EVENT = {verb: operator for operator, verbs in VERBS.items() for verb in verbs}
 
 
@@ -40,7 +40,7 @@ def _step_back(generator: random.Random, value: int) -> tuple[int, str]:
         return generator.choice(scales)
     while True:
         operator = generator.choice("+-")
-        operand = generator.randint(2, 9)
+        operand = generator.randint(2, 6)
         before = value - operand if operator == "+" else value + operand
         if LOW <= before <= HIGH:
             return before, f"{generator.choice(VERBS[operator])} {operand}"
@@ -59,20 +59,21 @@ def _draw(generator: random.Random, difficulty: int) -> Draw:
         if difficulty < 3 or any(event in SCALES for event in events[1:]):
             break
     name, thing = generator.choice(NAMES), generator.choice(THINGS)
-    question = f"{name} has {value} {thing}, {', '.join(events)}. How many now?"
+    dated = ", ".join(f"{month} {event}" for month, event in zip(MONTHS, events))
+    question = f"{name} has {value} {thing}. {dated}. How many now?"
     return Draw(question, "\n".join(_steps(value, events)), str(answer))
 
 
 def _steps(value: int, events: list[str]) -> list[str]:
     steps = []
-    for event in events:
+    for month, event in zip(MONTHS, events):
         if event in SCALES:
             operator, operand = SCALES[event]
         else:
             verb, number = event.split(" ")
             operator, operand = _EVENT[verb], int(number)
         after = apply(value, operator, operand)
-        steps.append(f"{value}{operator}{operand}={after}")
+        steps.append(f"{month} {value} {operator} {operand} = {after}")
         value = after
     return steps
 
@@ -81,8 +82,11 @@ def _valid_chain(question: str, response: str) -> bool | None:
     match = _QUESTION.fullmatch(question.strip())
     if match is None:
         return None
-    wanted = _steps(int(match[1]), match[2].split(", "))
-    return chain_lines(response) == (wanted, wanted[-1].rpartition("=")[2])
+    dated = [event.partition(" ") for event in match[2].split(", ")]
+    if [month for month, _, _ in dated] != list(MONTHS[: len(dated)]):
+        return None
+    wanted = _steps(int(match[1]), [event for _, _, event in dated])
+    return chain_lines(response) == chain_lines("\n".join([*wanted, MARKER + wanted[-1].rpartition(" ")[2]]))
 
 
 ARITHMETIC_WORDS = Suite(

@@ -12,6 +12,9 @@ TRIES = 2000
 
 MARKER = "#### "
 
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+"""Names for up to twelve steps in their order."""
+
 
 @dataclass(frozen=True)
 class Example:
