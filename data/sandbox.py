@@ -7,6 +7,7 @@ statistics, fractions, most of the standard library) ends a program with an erro
 import os
 from dataclasses import dataclass
 
+from data.grading.extraction import visible_part
 from data.workers import WorkerDied, WorkerPool, WorkerTimeout
 
 MAX_TEXT = 20_000
@@ -43,6 +44,7 @@ def run_program(text: str, limits: ProgramLimits | None = None) -> ProgramResult
     error, a limit, a result that is not one finite number (a bool or a string is none) all give `ok` False.
     """
     limits = limits or ProgramLimits()
+    text = visible_part(text)
     if "solution" not in text:
         return ProgramResult(False, None, "no_program")
     if len(text) > MAX_TEXT:
@@ -74,3 +76,13 @@ def run_program(text: str, limits: ProgramLimits | None = None) -> ProgramResult
 def warm() -> None:
     """Starts a worker ahead of the first program."""
     _pool.warm()
+
+
+def worker_pids() -> list[int]:
+    """Process ids of the live workers."""
+    return _pool.pids()
+
+
+def close() -> None:
+    """Ends the idle workers; a later program starts new ones."""
+    _pool.close()
