@@ -69,7 +69,7 @@ def kl_in_loss(rl: RLSettings) -> bool:
 def plan_steps(groups_N: Sequence[int], epochs: int, steps: int, seed: int) -> list[list[int]]:
     """Positions of the rows of each optimiser step: in every epoch the groups are shuffled and divided evenly.
 
-    Groups stay whole. Where a round has fewer groups than planned, steps differ by at most one group.
+    Groups stay whole. Where a round has fewer groups than planned, steps differ by one group at most, none is empty.
     """
     groups = members(groups_N)
     names = sorted(groups)
@@ -77,5 +77,6 @@ def plan_steps(groups_N: Sequence[int], epochs: int, steps: int, seed: int) -> l
     for epoch in range(epochs):
         order = np.random.default_rng(derive_seed(seed, "epoch", epoch)).permutation(len(names))
         for part in np.array_split(order, steps):
-            plan.append([position for index in part for position in groups[names[index]]])
+            if len(part):
+                plan.append([position for index in part for position in groups[names[index]]])
     return plan

@@ -112,6 +112,8 @@ class Updater:
         self.returns: dict[int, torch.Tensor] = {}
         self.old_logprobs: dict[int, torch.Tensor] = {}
         """Row → log-probabilities [C] under the policy before the round's first step."""
+        self.moved = False
+        """Whether a step was taken, so that the policy is no longer the one that sampled."""
         self.budget = rl.tokens_per_micro_batch
         self.out_of_memory = False
 
@@ -198,6 +200,7 @@ class Updater:
                 f"the gradient norm is {norm}: nothing is updated; lower rl.learning_rate or use model.dtype float32"
             )
         self.optimizer.step()
+        self.moved = True
         return metrics | {"gradient_norm": norm, "trained_tokens": float(totals.tokens)}
 
     def gradient(self, positions: Sequence[int], totals: Totals) -> dict[str, float]:
@@ -217,8 +220,12 @@ class Updater:
         scores = self.score(positions, self.rl.entropy_coefficient > 0)
         logprobs_BT, entropy_BT, mask_BT = scores.logprobs_BT, scores.entropy_BT, scores.mask_BT
         for i, logprobs_T in zip(positions, logprobs_BT.detach().cpu()):
+            if i in self.old_logprobs:
+                continue
             # Rows of the first step are scored by the unchanged policy right here; no pass of their own is needed.
-            self.old_logprobs.setdefault(i, logprobs_T[: len(self.rows[i].tokens.completion_ids)])
+            if self.moved:
+                raise RuntimeError(f"row {i} has no old log-probabilities; call remember_old before the first step")
+            self.old_logprobs[i] = logprobs_T[: len(self.rows[i].tokens.completion_ids)]
         old_BT = self._padded([self.old_logprobs[i] for i in positions])
         batch = TokenBatch(logprobs_BT, old_BT, self._padded([self.advantages[i] for i in positions]), mask_BT)
         losses = self.loss(batch)

@@ -181,6 +181,23 @@ def test_a_single_sample_a_prompt_is_allowed():
     assert RLSettings(samples=1, advantage=GeneralisedAdvantage()).samples == 1
 
 
+def test_what_r3_published_is_a_setting():
+    """γ 1, λ 0.95, clips 0.2, 2 epochs, value coefficient 5, KL 0.05 (k1) in the reward, means of token means."""
+    rl = RLSettings.model_validate(
+        {
+            "advantage": {"kind": "gae"},
+            "loss": {"kind": "clipped_ratio", "aggregation": "sequence_mean"},
+            "kl": {"coefficient": 0.05, "estimator": "k1", "place": "reward"},
+            "epochs": 2,
+            "samples": 1,
+            "learning_rate": 3e-7,
+        }
+    )
+    gae = rl.advantage
+    assert (gae.gamma, gae.lam, gae.value_clip, gae.value_coefficient, gae.whiten) == (1.0, 0.95, 0.2, 5.0, True)
+    assert (rl.loss.clip_low, rl.loss.clip_high) == (0.2, 0.2)
+
+
 def test_the_head_starts_at_zero():
     head = ValueHead(8, torch.device("cpu"))
     assert head.values(torch.randn(3, 8, dtype=torch.bfloat16)).tolist() == [0.0] * 3

@@ -172,12 +172,30 @@ def test_temperature_is_on_both_sides(files, tmp_path):
     assert metrics["engine_logprob_difference_max"][0] > 1e-2
 
 
+def test_a_late_step_needs_the_old_logprobs_of_its_rows(files, tmp_path):
+    request = update_request(tmp_path, files, rollout_rows(files, REWARDS))
+    rows = train_rows(read_rows(request.rollouts, "rollouts"), request.rl)
+    updater = Updater(Policy.load(files, LORA, CPU, trainable=True), request.rl, rows)
+    updater.step(range(4))
+    with pytest.raises(RuntimeError, match="remember_old"):
+        updater.step(range(len(rows)))
+
+
+def test_nothing_to_train_is_an_error(files, tmp_path):
+    base = PolicyFiles(base=files.base)
+    request = update_request(tmp_path, base, rollout_rows(base, REWARDS))
+    nothing = request.model_copy(update={"parameters": LoraTraining(target_modules=("nothing",))})
+    with pytest.raises(UserError, match="target_modules"):
+        update(nothing, tmp_path, Silent())
+
+
 def test_truncated_rollouts_can_be_left_out(files, tmp_path):
     rows = rollout_rows(files, REWARDS)
     for row in rows:
         row["stop_reason"] = "length"
     counters, _ = run(update_request(tmp_path, files, rows, train_truncated=False), tmp_path / "none")
-    assert counters == {"optimizer_steps": 0, "skipped_steps": 1}
+    assert counters == {"optimizer_steps": 0, "skipped_steps": 0}
+    assert weights_hash(tmp_path / "none/weights") == weights_hash(files.weights)
     request = update_request(tmp_path, files, rows)
     assert len(train_rows(rows, request.rl)) == 16
     assert train_rows([rows[0] | {"completion_ids": []}, rows[1] | {"stop_reason": "error"}], request.rl) == []
