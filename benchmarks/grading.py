@@ -19,7 +19,8 @@ from math_verify import parse, verify
 from data.grading import grade, symbolic
 
 _OWN_GOLDS = (
-    r"\frac{3}{7}", "42", r"2\sqrt{3}", r"\frac{\pi}{4}", "x^2+3x-4", "(3,-2)", r"[2,\infty)", "-17", "0.375", r"90^\circ",
+    r"\frac{3}{7}", "42", r"2\sqrt{3}", r"\frac{\pi}{4}", "x^2+3x-4", "(3,-2)", r"[2,\infty)", "-17", "0.375",
+    r"90^\circ",
     r"\frac{\sqrt{5}}{5}", "1,2,6", r"\text{Friday}", r"12\pi", "2500", r"3 \pm \sqrt{2}", r"(-\infty,1)\cup(2,\infty)",
     "101_2", r"\begin{pmatrix} 1 \\ -2 \end{pmatrix}", "7+4i", "y = 3x - 5", r"\$15.50", r"6\text{ cm}^2", "1320",
 )  # fmt: skip
@@ -34,7 +35,8 @@ def word_problems(n: int, seed: int = 0) -> list[tuple[str, str]]:
         total = (a + b) * c
         text = (
             f"There are {a} + {b} = <<{a}+{b}={a + b}>>{a + b} boxes in the two rooms.\n"
-            f"Each box holds {c} pens, so there are {a + b} * {c} = <<{a + b}*{c}={total}>>{total} pens.\n#### {total:,}"
+            f"Each box holds {c} pens, so there are {a + b} * {c} = <<{a + b}*{c}={total}>>{total} pens.\n"
+            f"#### {total:,}"
         )
         rows.append((text, str(total if draw.random() < 0.75 else total + 1)))
     return rows

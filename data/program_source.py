@@ -6,7 +6,9 @@ import re
 _DEFINITION = re.compile(r"def\s+solution\s*\(")
 _START = re.compile(r"(?:async\s+)?def\s+\w|import\s+\w|from\s+[\w.]+\s+import\b|class\s+\w|@\w|[A-Za-z_]\w*\s*=(?!=)")
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)[^\n]*$", re.MULTILINE)
-_RUN_ON = re.compile(r"^(?:#+[ \t]*)?(?:question|problem|instruction|q|human|user)\s*[0-9]*\s*:", re.IGNORECASE | re.MULTILINE)
+_RUN_ON = re.compile(
+    r"^(?:#+[ \t]*)?(?:question|problem|instruction|q|human|user)\s*[0-9]*\s*:", re.IGNORECASE | re.MULTILINE
+)
 _MAX_CUTS = 50
 _UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 

@@ -1,7 +1,8 @@
 """The process that holds the sandbox: a fresh interpreter with a pydantic-monty pool of one worker.
 
 It stands between the caller and pydantic-monty because the latter's runtime does not survive a fork of the process that
-holds it (seen with 1.4.0: parent and child then both hang), and because finding a program in hostile text is itself work
+holds it (seen with 1.4.0: parent and child then both hang), and because finding a program in hostile text is itself
+work
 that needs a deadline.
 """
 
@@ -53,7 +54,7 @@ class Host:
     def __init__(self) -> None:
         from pydantic_monty import Monty
 
-        self._nowhere = open(os.devnull, "w")  # noqa: SIM115 (the watchdog needs it for the life of the process)
+        self._nowhere = open(os.devnull, "w")
         self._pool = Monty(
             min_processes=1, max_processes=1, max_checkouts_per_worker=500, feed_duration_limit_grace=0.4
         )
@@ -80,7 +81,9 @@ class Host:
             with self._pool.checkout(limits=message["limits"], os_policy=policy) as session:
                 value = session.feed_run(code, print_callback=_Printed(message["print_limit"]))
         except MontyCrashedError as error:
-            return {"type": "timeout", "text": "timeout"} if error.timed_out else {"type": "error", "text": "worker_died"}
+            return (
+                {"type": "timeout", "text": "timeout"} if error.timed_out else {"type": "error", "text": "worker_died"}
+            )
         except MontyError as error:
             text = _described(error)
             if text.startswith("error: TimeoutError: feed time limit"):

@@ -12,6 +12,7 @@ from data.grading import Grade, grade
 from data.settings import RewardSettings
 
 UNREADABLE_GOLD = "bad_gold"
+_PARTIAL_KINDS = frozenset({"number", "math", "program"})
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,13 @@ def load_function(path: str) -> Callable:
 _load_once = lru_cache(maxsize=None)(load_function)
 
 
-def _outcome(result: Grade, partial: float) -> float | None:
+def _outcome(result: Grade, kind: str, partial: float) -> float | None:
+    """The published rule: partial rewards are for mathematical answers; labels and choices are strictly 0 or 1."""
     if result.reason == UNREADABLE_GOLD:
         return None
     if result.correct:
         return 1.0
-    return partial if result.parsed is not None else 0.0
+    return partial if kind in _PARTIAL_KINDS and result.reason == "wrong" and result.parsed is not None else 0.0
 
 
 def _call(path: str, prompts: list, completions: list, columns: dict[str, list]) -> list[float | None]:
@@ -64,6 +66,8 @@ def _call(path: str, prompts: list, completions: list, columns: dict[str, list])
     function = _load_once(path)
     values = function(prompts=prompts, completions=completions, **columns)
     if inspect.isawaitable(values):
+        if inspect.iscoroutine(values):
+            values.close()
         raise UserError(f"reward function {path!r} is asynchronous: give a plain function")
     values = list(values)
     if len(values) != len(completions):
@@ -72,7 +76,10 @@ def _call(path: str, prompts: list, completions: list, columns: dict[str, list])
         )
     checked = []
     for row, value in enumerate(values):
-        number = None if value is None else float(value)
+        try:
+            number = None if value is None else float(value)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"reward function {path!r}, row {row}: {value!r} is neither a number nor None") from error
         if number is not None and not math.isfinite(number):
             raise UserError(
                 f"reward function {path!r}, row {row}: {number} is not finite; return None where unscorable"
@@ -101,7 +108,9 @@ def score(prompts: list, completions: list[str], columns: dict[str, list], setti
     user = {path: _call(path, prompts, completions, columns) for path in settings.functions}
     scored = []
     for row, result in enumerate(grades):
-        parts = {"outcome": _outcome(result, settings.partial)} | {path: values[row] for path, values in user.items()}
+        parts = {"outcome": _outcome(result, columns["answer_kind"][row], settings.partial)} | {
+            path: values[row] for path, values in user.items()
+        }
         present = [value for value in parts.values() if value is not None]
         reward = math.fsum(present) if present else None
         scored.append(Scored(reward, parts, result.correct, result.parsed, result.reason))

@@ -1,7 +1,9 @@
-"""The shape of a mathematical answer: expression with unit, list, set, tuple or interval, union, relation, matrix, words.
+"""The shape of a mathematical answer: expression with unit, list, set, tuple or interval, union, relation, matrix,
+words.
 
 An answer is a tuple: ("expr", tree, unit, percent), ("list", items), ("set", items), ("seq", opening, closing, items),
-("union", parts), ("rel", operators, sides), ("matrix", rows), ("ratio", values), ("time", text), ("based", digits, base)
+("union", parts), ("rel", operators, sides), ("matrix", rows), ("ratio", values), ("time", text), ("based", digits,
+base)
 or ("words", text). Items are answers.
 """
 
@@ -15,7 +17,9 @@ from data.grading.quantities import read_tail
 MAX_LENGTH = 2000
 _MAX_DEPTH = 8
 
-_BASED = re.compile(r"([0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)\s*_\s*\{?\s*(?:\\text\{)?\s*([0-9]{1,2}|two|three|eight|ten|sixteen)\s*\}*")
+_BASED = re.compile(
+    r"([0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)\s*_\s*\{?\s*(?:\\text\{)?\s*([0-9]{1,2}|two|three|eight|ten|sixteen)\s*\}*"
+)
 _BASES = {"two": "2", "three": "3", "eight": "8", "ten": "10", "sixteen": "16"}
 _TIME = re.compile(r"([0-9]{1,2}):([0-5][0-9])(?:\s*(?:\\text\{\s*)?([apAP])\.?\s?[mM]\.?\s*\}?)?")
 _RATIO = re.compile(r"[0-9.]+(?:\s*:\s*[0-9.]+)+")
@@ -23,7 +27,16 @@ _THOUSANDS = re.compile(r"(?<![0-9.,])([0-9]{1,3}(?:,[0-9]{3})+)(?!,?[0-9])")
 _AND = re.compile(r"\s*,?\s*(?:\\text\{\s*,?\s*(?:and|or)\s*,?\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z]))\s*,?\s*")
 _MATRIX = re.compile(r"\\begin\{([pbB]?)matrix\}(.*)\\end\{\1matrix\}", re.DOTALL)
 _RELATION = re.compile(r"\\(?:le|ge|ne|in|approx|sim|equiv|Rightarrow)(?![A-Za-z])|<=|>=|!=|==|[=<>]")
-_OPERATORS = {"\\le": "<=", "\\ge": ">=", "\\ne": "!=", "==": "?", "\\approx": "?", "\\sim": "?", "\\equiv": "?", "\\Rightarrow": "?"}
+_OPERATORS = {
+    "\\le": "<=",
+    "\\ge": ">=",
+    "\\ne": "!=",
+    "==": "?",
+    "\\approx": "?",
+    "\\sim": "?",
+    "\\equiv": "?",
+    "\\Rightarrow": "?",
+}
 _UNIT_TEXT = re.compile(r"(.*?)\s*\\text\{\s*([^{}]*?)\s*\}\s*(\^\s*\{?\s*[23]\s*\}?)?", re.DOTALL)
 _UNIT_PLAIN = re.compile(r"(.*?[0-9}).])\s*((?<![A-Za-z])[A-Za-z][A-Za-z./ ]*)(\^\s*\{?\s*[23]\s*\}?)?", re.DOTALL)
 _DEGREE = re.compile(r"\s*\^\s*\{?\s*\\circ\s*\}?\s*([CF]?)\s*$")
@@ -34,7 +47,9 @@ def parse_answer(text: str, depth: int = 0) -> tuple:
     """The answer that a tidy text is; raises Unreadable. Words are the last resort."""
     if len(text) > MAX_LENGTH or depth > _MAX_DEPTH:
         raise Unreadable("too long or nested too deeply")
-    text = _THOUSANDS.sub(lambda m: m[1].replace(",", ""), text) if depth == 0 and not text.startswith(_OPENERS) else text
+    text = (
+        _THOUSANDS.sub(lambda m: m[1].replace(",", ""), text) if depth == 0 and not text.startswith(_OPENERS) else text
+    )
     for read in (_based, _time_or_ratio, _matrix, _relation, _union, _list, _bracketed, _expression):
         answer = read(text.strip(), depth)
         if answer is not None:
@@ -247,4 +262,9 @@ def _readings(text: str):
             tail = read_tail(match[2] + power)
             if tail is not None:
                 scale, percent, name = tail
-                yield match[1].strip(), scale, percent, " ".join(word for word in (unit, name) if word and word != unit) or unit
+                yield (
+                    match[1].strip(),
+                    scale,
+                    percent,
+                    " ".join(word for word in (unit, name) if word and word != unit) or unit,
+                )

@@ -30,6 +30,15 @@ def same_answer(prediction: str, gold: str) -> bool:
     return same(given, expected)
 
 
+def is_finite(text: str) -> bool:
+    """Whether a tidy text is a mathematical answer that can be read, neither words nor infinite."""
+    try:
+        answer = parse_answer(text)
+    except Unreadable:
+        return False
+    return answer[0] != "words" and not (answer[0] == "expr" and _is_infinite(answer[1]))
+
+
 def _without_article(words: str) -> str:
     first, _, rest = words.partition(" ")
     return rest if first in ("a", "an", "the") and rest else words
@@ -295,4 +304,4 @@ _COMPARISONS = {
     "assignments": _same_assignments,
 }
 
-__all__ = ["Undecided", "Unreadable", "equal_trees", "same", "same_answer"]
+__all__ = ["Undecided", "Unreadable", "equal_trees", "is_finite", "same", "same_answer"]

@@ -1,7 +1,8 @@
 """A small, strict reader of mathematical expressions in LaTeX or plain text.
 
 It gives trees of tuples: ("num", Fraction), ("sym", name), ("const", "pi" | "e" | "i" | "inf"), ("add", a, b, ...),
-("mul", a, b, ...), ("div", a, b), ("pow", a, b), ("neg", a), ("pm", a, b), ("mp", a, b), ("fact", a), ("fn", name, a, ...).
+("mul", a, b, ...), ("div", a, b), ("pow", a, b), ("neg", a), ("pm", a, b), ("mp", a, b), ("fact", a), ("fn", name,
+a, ...).
 What is ambiguous (`1/2x`, `\\sin \\pi/5`) or unknown is refused, not guessed: a wrong reading is a wrong verdict.
 """
 
@@ -21,7 +22,8 @@ _FUNCTIONS = frozenset(
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp sqrt abs min max gcd lcm lg".split()
 )
 _GREEK = frozenset(
-    """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta kappa lambda mu nu xi rho sigma tau phi varphi chi
+    """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta kappa lambda mu nu xi rho sigma tau phi
+    varphi chi
     psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega ell""".split()
 )
 _OPERANDS = _FUNCTIONS | _GREEK | {"pi", "infty", "frac", "binom", "lfloor", "lceil"}
@@ -150,7 +152,9 @@ class _Parser:
                 if divided:
                     raise Unreadable("a product after a slash is ambiguous")
                 before, number_next = factors[-1], self.kind() == "num"
-                if number_next and (before[0] in ("num", "mixed") or self.tokens[self.place - 1][0] in ("num", "letter")):
+                if number_next and (
+                    before[0] in ("num", "mixed") or self.tokens[self.place - 1][0] in ("num", "letter")
+                ):
                     mixed = self._plain_mixed(before)
                     if mixed is None:
                         raise Unreadable("two numbers side by side")

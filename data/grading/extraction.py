@@ -37,8 +37,10 @@ _SENTENCE_END = re.compile(r"(?<!\\)[.!?](?=[\"'”)*_\]]*(?:\s|$))|\n")
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
 _HEDGES = frozenset("or either maybe perhaps possibly alternatively if might could else unless otherwise".split())
 _CORRECTIONS = frozenset(
-    """wait no not actually correction correcting corrected sorry mistake mistaken error instead hmm oops recheck rechecking
-    check checking wrong incorrect rather scratch however but so thus therefore hence simplifying simplified simplifies let
+    """wait no not actually correction correcting corrected sorry mistake mistaken error instead hmm oops recheck
+    rechecking
+    check checking wrong incorrect rather scratch however but so thus therefore hence simplifying simplified
+    simplifies let
     reconsider reconsidering oh becomes equals""".split()
 )
 _SHORT_GAP, _HEDGED_GAP = 5, 8
@@ -179,7 +181,8 @@ def _overlaps(mark: Marked, others: list[Marked]) -> bool:
 
 
 def phrase_answers(text: str, options: bool = False) -> list[Marked]:
-    """What follows the last few "the answer is" (with `options` also "the correct option is"), to the sentence's end."""
+    """What follows the last few "the answer is" (with `options` also "the correct option is"), to the sentence's
+    end."""
     found = []
     for match in list((_OPTION_PHRASE if options else _PHRASE).finditer(text))[-_MOST_PHRASES:]:
         end = _SENTENCE_END.search(text, match.end() + 1)
@@ -195,7 +198,8 @@ def phrase_answers(text: str, options: bool = False) -> list[Marked]:
 def in_one_breath(gap: str) -> bool:
     """Whether two answers with this text between them are given together: a list of several, or spraying.
 
-    They are where at most five words stand between them without one that takes the first back ("wait", "so"), or at most
+    They are where at most five words stand between them without one that takes the first back ("wait", "so"), or at
+    most
     eight with one that hedges ("or", "maybe"). Our choice.
     """
     if len(gap) > 200:

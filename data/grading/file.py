@@ -15,7 +15,8 @@ _LONGEST_FIELD = 64 << 20
 
 
 def grade_file(path: str | Path, out: str | Path | None = None) -> dict:
-    """Grades every row of a file, prints a summary and gives it: rows, correct, accuracy, and counts by kind and reason.
+    """Grades every row of a file, prints a summary and gives it: rows, correct, accuracy, and counts by kind and
+    reason.
 
     `path` ends in .csv, .jsonl, .json (JSON lines) or .parquet and has the columns prediction, gold and, optionally,
     kind ("number" where it is missing or empty). `out`, of the same endings, gets every row with correct, parsed and

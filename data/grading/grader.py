@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from data.errors import UserError
 from data.grading import mathematics, numbers, symbolic, words
-from data.grading.equality import Undecided, Unreadable, same_answer
+from data.grading.equality import Undecided, Unreadable, is_finite, same_answer
 from data.grading.latex import tidy
 from data.grading.quantities import equal_quantities, parse_quantity, show
 from data.grading.selection import Reader, Selected, select
@@ -135,7 +135,9 @@ def _grade_math(prediction: str, gold: str) -> Grade:
     if selected.value is None:
         return _unread(selected)
     try:
-        return _verdict(same_answer(selected.value, expected), selected.value[:200])
+        if same_answer(selected.value, expected):
+            return Grade(True, selected.value[:200], "correct")
+        return Grade(False, selected.value[:200] if is_finite(selected.value) else None, "wrong")
     except (Undecided, SymbolicFailure) as error:
         return Grade(False, selected.value[:200], str(error))
     except Unreadable:

@@ -6,10 +6,13 @@ import unicodedata
 _SYMBOLS = {
     "−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "⋅": "\\cdot ", "÷": "/", "π": "\\pi ", "√": "\\sqrt ",
     "∞": "\\infty ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "±": "\\pm ", "∓": "\\mp ", "∪": "\\cup ", "∩": "\\cap ",
-    "∈": "\\in ", "°": "^\\circ ", "θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ", "∅": "\\emptyset ", "ℝ": "\\mathbb{R}",
+    "∈": "\\in ", "°": "^\\circ ", "θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ", "∅": "\\emptyset ", "ℝ":
+    "\\mathbb{R}",
     "’": "'", "‘": "'", "“": '"', "”": '"', "\u2061": "", "\u200b": "", "\ufeff": "",
 }  # fmt: skip
-_SPACES = re.compile(r"\\[,;:!> ]|~|\\(?:quad|qquad|enspace|thinspace|displaystyle|textstyle|limits|nolimits)(?![A-Za-z])")
+_SPACES = re.compile(
+    r"\\[,;:!> ]|~|\\(?:quad|qquad|enspace|thinspace|displaystyle|textstyle|limits|nolimits)(?![A-Za-z])"
+)
 _SIZES = re.compile(r"\\(?:left|right|bigl|bigr|Bigl|Bigr|big|Big|bigg|Bigg|middle)(?![A-Za-z])\s*(\.(?![0-9]))?")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|textsf|mbox|hbox|mathrm|operatorname\*?|rm)\s*\{([^{}]*)\}")
 _STYLES = re.compile(r"\\(?:mathbf|mathit|mathsf|boldsymbol|bm|ensuremath|mathcal)\s*\{([^{}]*)\}")
@@ -40,7 +43,8 @@ _THIN_THOUSANDS = re.compile(r"(?<=[0-9])(?:\{,\}|\\!\s*,|,\\!\s*|\\,|\\!|\\;|\\
 
 
 def straighten(text: str) -> str:
-    """Unicode to the ASCII or LaTeX that it stands for: minus signs, superscripts, vulgar fractions, full-width digits."""
+    """Unicode to the ASCII or LaTeX that it stands for: minus signs, superscripts, vulgar fractions, full-width
+    digits."""
     if text.isascii():
         return text
     out = []

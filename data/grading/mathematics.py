@@ -48,7 +48,8 @@ def parse_few_words(text: str) -> str | None:
 
 
 def parse_math_unmarked(text: str) -> str | None:
-    """A text without a marker: the whole text is an answer, or its last complete sentence holds one formula or number."""
+    """A text without a marker: the whole text is an answer, or its last complete sentence holds one formula or
+    number."""
     if "\n" not in text and len(text) <= 300:
         value = parse_math(text)
         shape = _shape(value) if value else None
@@ -73,7 +74,9 @@ def _sole_formula(text: str, formulas: list[str]) -> str | None:
     rest = _INLINE.sub(" ", text)
     if len(formulas) != 1 or any(character.isdigit() for character in rest):
         return None
-    if re.search(r"\b(?:or|not|nor|maybe|perhaps|possibly|between|approximately|about)\b|n't\b|\?", rest, re.IGNORECASE):
+    if re.search(
+        r"\b(?:or|not|nor|maybe|perhaps|possibly|between|approximately|about)\b|n't\b|\?", rest, re.IGNORECASE
+    ):
         return None
     value = parse_math(formulas[0])
     return value if value is not None and _shape(value) not in (None, "words") else None

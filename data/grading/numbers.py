@@ -53,11 +53,16 @@ def _computed(text: str) -> Quantity | None:
         value = exact(tree)
     except (Unreadable, TooLarge):
         return None
-    return None if value is None or is_unevaluated(tree) or max(abs(value.numerator), value.denominator) > 10**MAX_DIGITS else Quantity(value)
+    return (
+        None
+        if value is None or is_unevaluated(tree) or max(abs(value.numerator), value.denominator) > 10**MAX_DIGITS
+        else Quantity(value)
+    )
 
 
 def parse_number_phrase(text: str) -> Quantity | None:
-    """What follows "the answer is": strictly one number (`<72>` as SVAMP writes it), or a sentence with a single one."""
+    """What follows "the answer is": strictly one number (`<72>` as SVAMP writes it), or a sentence with a single
+    one."""
     text = text.strip().rstrip(".!").strip()
     if text.startswith("<") and text.endswith(">"):
         text = text[1:-1]

@@ -23,21 +23,28 @@ _NUMBER = re.compile(
     (?:
         (?P<whole>{_DIGITS})\s+(?P<mixed_top>[0-9]+)\s*/\s*(?P<mixed_bottom>[0-9]+)
       | (?P<top>{_DECIMAL})\s*/\s*(?P<bottom>{_DECIMAL})
-      | (?P<decimal>{_DECIMAL})(?:[eE](?P<exponent>[-+]?[0-9]+)|\s*(?:\*|×|x)\s*10\s*(?:\^|\*\*)\s*(?P<power>[-+]?[0-9]+))?
+      |
+      (?P<decimal>{_DECIMAL})(?:[eE](?P<exponent>[-+]?[0-9]+)|\s*(?:\*|×|x)\s*10\s*(?:\^|\*\*)\s*(?P<power>[-+]?[0-9]+))?
     )
     """,
     re.VERBOSE,
 )
-_UNITS = {word: value for value, word in enumerate(
-    """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+_UNITS = {
+    word: value
+    for value, word in enumerate(
+        """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
+        seventeen
     eighteen nineteen""".split()
-)} | {word: 10 * value for value, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)}
+    )
+} | {word: 10 * value for value, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)}
 _CURRENCY_CODE = re.compile(r"(USD|EUR|GBP|INR|Rs)\.?\s*(?=[0-9])")
 _SCALE = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
 _TAIL_WORD = re.compile(r"[^\W\d_]+(?:[-'’][^\W\d_]+)*\.?|[%°/$€£¥₹¢]|\^[23]\b|\^\{[23]\}")
 _NOT_UNITS = frozenset(
-    """and or nor to than plus minus times divided over squared cubed factorial half halves third thirds quarter quarters
-    fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths tenth tenths hundredth hundredths
+    """and or nor to than plus minus times divided over squared cubed factorial half halves third thirds quarter
+    quarters
+    fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths tenth tenths hundredth
+    hundredths
     thousandth thousandths hundreds thousands millions billions trillions dozens not but maybe perhaps possibly either
     is was are were equals approximately about if because since so then wait no k x y z n i e pi π a b c d p q r t u v w
     infinity inf nan point more less fewer most least choose mod base root""".split()
@@ -51,7 +58,8 @@ _UNIT_NAMES = {
     "mins": "minute", "h": "hour", "hr": "hour", "hrs": "hour", "l": "liter", "ml": "milliliter", "°": "degree",
     "deg": "degree", "usd": "dollar", "buck": "dollar", "cent": "cent", "¢": "cent", "percent": "%", "percentage": "%",
     "per": "/", "$": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen", "₹": "rupee",
-    "eur": "euro", "gbp": "pound sterling", "rs": "rupee", "inr": "rupee", "sq": "square", "cu": "cubic", "metre": "meter", "litre": "liter", "cms": "centimeter",
+    "eur": "euro", "gbp": "pound sterling", "rs": "rupee", "inr": "rupee",
+    "sq": "square", "cu": "cubic", "metre": "meter", "litre": "liter", "cms": "centimeter",
     "kilometre": "kilometer", "centimetre": "centimeter", "kph": "kilometer / hour", "mph": "mile / hour",
 }  # fmt: skip
 
@@ -66,7 +74,8 @@ class Quantity:
 
 
 def plain_text(text: str) -> str:
-    """LaTeX and typography that mean nothing for a number are taken off: dollar signs of mathematics, thin spaces, \\text."""
+    """LaTeX and typography that mean nothing for a number are taken off: dollar signs of mathematics, thin spaces,
+    \\text."""
     if text.isascii():
         if "\\" not in text and "*" not in text and "{" not in text:
             return text.strip()
@@ -181,7 +190,11 @@ def _with_tail(value: Fraction, currency: str, tail: str) -> Quantity | None:
         return Quantity(value, False, unit)
     attached = tail[0].isalpha()
     read = read_tail(tail)
-    if read is None or tail.lstrip().startswith("^") or (attached and _ATTACHED.match(tail) and _ATTACHED.match(tail)[0] not in _UNIT_NAMES):
+    if (
+        read is None
+        or tail.lstrip().startswith("^")
+        or (attached and _ATTACHED.match(tail) and _ATTACHED.match(tail)[0] not in _UNIT_NAMES)
+    ):
         return None  # "5xy" is a product
     scale, percent, name = read
     if unit and name and name != unit:
@@ -220,7 +233,13 @@ def read_tail(tail: str) -> tuple[int, bool, str] | None:
 
 
 def _is_short_word(word: str) -> bool:
-    return not word.isalpha() or word in _UNIT_NAMES or (len(word) > 1 and word.lower() in _UNIT_NAMES) or word.lower() in _SHORT_WORDS or word.startswith("^")
+    return (
+        not word.isalpha()
+        or word in _UNIT_NAMES
+        or (len(word) > 1 and word.lower() in _UNIT_NAMES)
+        or word.lower() in _SHORT_WORDS
+        or word.startswith("^")
+    )
 
 
 def _unit_name(word: str) -> str:
@@ -250,7 +269,8 @@ def equal_quantities(prediction: Quantity, gold: Quantity) -> bool:
 
 
 def _same_double(prediction: Fraction, gold: Fraction) -> bool:
-    """A gold that was printed from a double (15 significant digits or more) stands for what rounds to it, within 1e-14."""
+    """A gold that was printed from a double (15 significant digits or more) stands for what rounds to it, within
+    1e-14."""
     if gold.denominator == 1 or abs(gold.numerator) < 10**13 or 10**20 % gold.denominator:
         return False
     return abs(prediction - gold) <= abs(gold) / 10**14

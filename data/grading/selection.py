@@ -5,7 +5,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from data.grading.extraction import Marked, in_one_breath, in_short_succession, phrase_answers, readable_part, strong_answers
+from data.grading.extraction import (
+    Marked,
+    in_one_breath,
+    in_short_succession,
+    phrase_answers,
+    readable_part,
+    strong_answers,
+)
 
 _LONGEST_RUN, _MOST_TAKEN_BACK = 12, 3
 _QUESTION = re.compile(r"\?")
@@ -24,7 +31,9 @@ class Selected:
 class Reader:
     """How one kind of answer is read.
 
-    `parse_only_phrase` reads a phrase of words, which counts only where the text has no marked answer; `equal` says whether two read answers are the same; `parse` reads a marked answer strictly; `parse_phrase` what follows "the answer is"; `parse_unmarked` a text without
+    `parse_only_phrase` reads a phrase of words, which counts only where the text has no marked answer; `equal` says
+    whether two read answers are the same; `parse` reads a marked answer strictly; `parse_phrase` what follows "the
+    answer is"; `parse_unmarked` a text without
     any marker; `settled` says whether the text after a phrase leaves its answer alone.
     """
 
@@ -60,7 +69,8 @@ def select(text: str, reader: Reader) -> Selected:
 
 
 def _is_heading(mark: Marked, reader: Reader) -> bool:
-    """`### Step 1` is a heading, not an answer: hashes count where what follows reads as an answer or begins like one."""
+    """`### Step 1` is a heading, not an answer: hashes count where what follows reads as an answer or begins like
+    one."""
     if mark.marker != "hash":
         return False
     if not mark.text:

@@ -1,6 +1,7 @@
 """The process that knows sympy and math-verify. It decides whether two expression trees are equal.
 
-Accepted is what both say: mpmath, that the values agree to 60 of 90 digits at several points (math-verify alone rounds, and
+Accepted is what both say: mpmath, that the values agree to 60 of 90 digits at several points (math-verify alone
+rounds, and
 accepts 1/2^99 for 1/2^98), and math-verify or sympy's simplification, that the expressions are equal.
 """
 
@@ -144,7 +145,7 @@ def answer(message: dict) -> dict:
         faulthandler.cancel_dump_traceback_later()
 
 
-_nowhere = open(os.devnull, "w")  # noqa: SIM115 (the watchdog needs it for the life of the process)
+_nowhere = open(os.devnull, "w")
 
 
 def main() -> None:

@@ -193,7 +193,9 @@ def _approximate_function(name: str, parts: list[complex]) -> complex:
         return complex(abs(value))
     if name in ("sec", "csc", "cot"):
         return 1 / {"sec": cmath.cos, "csc": cmath.sin, "cot": cmath.tan}[name](value)
-    function = {"arcsin": cmath.asin, "arccos": cmath.acos, "arctan": cmath.atan}.get(name) or getattr(cmath, name, None)
+    function = {"arcsin": cmath.asin, "arccos": cmath.acos, "arctan": cmath.atan}.get(name) or getattr(
+        cmath, name, None
+    )
     if function is None:
         raise ValueError(name)
     return function(value)

@@ -59,7 +59,7 @@ def test_unknown_kind_and_no_text_are_user_errors() -> None:
 
 def test_unreadable_gold_grades_nothing_correct() -> None:
     for kind, gold in (("number", "about five"), ("math", ""), ("choice", "?"), ("label", ""), ("program", "x")):
-        assert grade(gold, gold, kind) .reason == "bad_gold"
+        assert grade(gold, gold, kind).reason == "bad_gold"
 
 
 def _golds(folder: Path):
@@ -73,7 +73,12 @@ def _golds(folder: Path):
 
     for name in ("gsm8k/train.jsonl", "gsm8k/test.jsonl"):
         yield from ((name, row["answer"].rsplit("####", 1)[1].strip(), "number") for row in lines(name))
-    for name in ("gsm8k/train_programs.json", "svamp/train_rationales.json", "svamp/train_programs.json", "svamp/test.json"):
+    for name in (
+        "gsm8k/train_programs.json",
+        "svamp/train_rationales.json",
+        "svamp/train_programs.json",
+        "svamp/test.json",
+    ):
         yield from ((name, row["answer_value"], "number") for row in array(name))
     yield from (("math500", row["answer"], "math") for row in lines("math500/test.jsonl"))
     yield from (("aime24", row["answer"], "number") for row in lines("aime24/test.jsonl"))

@@ -15,12 +15,14 @@ from data.workers import WorkerPool, WorkerTimeout
 DEADLINE = symbolic.GRADE_SECONDS + 1.0
 GOLDS = ("5", r"\frac{5^{5}-5}{16}", "x^2+1", "(2,3)", r"\sqrt{2}+\sqrt{3}", "1,2,3", r"\{1,2\}", r"\sin x")
 PIECES = (
-    "1", "9", "x", "\\frac{", "}", "{", "^{", "(", ")", "+", "-", "*", "/", "!", "\\sqrt{", ",", "\\pi", "\\sin ", "e", "\\pm ",
+    "1", "9", "x", "\\frac{", "}", "{", "^{", "(", ")", "+", "-", "*", "/", "!", "\\sqrt{", ",", "\\pi", "\\sin ",
+    "e", "\\pm ",
     "\\le ", "=", "\\cup ", "[", "]", "10^", "|", "\\text{", "cm ", " ", "\\{", "\\}", "\\binom{",
 )  # fmt: skip
 
 LONG = [
-    "\\boxed{" * 20_000, "\\boxed{1}" * 15_000, "#### 1\n" * 20_000, "answer is " * 20_000, "The answer is 5. " * 10_000,
+    "\\boxed{" * 20_000, "\\boxed{1}" * 15_000, "#### 1\n" * 20_000, "answer is " * 20_000, "The answer is 5. " *
+    10_000,
     "#### " + "9" * 100_000, "\\boxed{" + "9" * 100_000 + "}", "<answer>" * 20_000, "<answer>1</answer>" * 8_000,
     "<think>" * 20_000, "</think>" * 20_000, "$" * 100_000, "{" * 100_000, "}" * 100_000, "(" * 50_000 + ")" * 50_000,
     "\\" * 100_000, "\x00" * 100_000, "\ud800" * 1000, " " * 200_000, "\n" * 200_000, "answer" + " " * 100_000 + "is",
@@ -28,13 +30,16 @@ LONG = [
     "\\text{" * 30_000, "#### " + "1,000" * 20_000, "1 " * 100_000,
 ]  # fmt: skip
 BOXED = [
-    "(" * 900 + "1" + ")" * 900, "\\sqrt{" * 300 + "2" + "}" * 300, "\\frac{1}{1+" * 150 + "x" + "}" * 150, "\\frac" * 400,
+    "(" * 900 + "1" + ")" * 900, "\\sqrt{" * 300 + "2" + "}" * 300, "\\frac{1}{1+" * 150 + "x" + "}" * 150, "\\frac"
+    * 400,
     "\\sqrt" * 390 + "2", "\\sin" * 400 + " x", "^".join("9" * 40), "9^{" * 40 + "9" + "}" * 40, "1+" * 900 + "1",
-    "(x+1)" * 60, "(x+1)^{199}", "x^{" + "9" * 30 + "}", "2000!" + "\\cdot 2001!" * 100, "\\binom{3000}{1500}^{3}", "10^{10^{10}}",
+    "(x+1)" * 60, "(x+1)^{199}", "x^{" + "9" * 30 + "}", "2000!" + "\\cdot 2001!" * 100, "\\binom{3000}{1500}^{3}",
+    "10^{10^{10}}",
     "1e999999999", "5 " + "a" * 1900 + "!", "\\cup" * 300, "x=" * 400, "x<" * 400, "\\{" + "\\pm 1," * 300 + "1\\}",
     "1\\pm " * 30 + "1", "\\sqrt{2}" + "+\\sqrt{3}" * 60, "\\sqrt{" * 15 + "2+\\sqrt{3}" + "}" * 15, "\\sin(10^{200})",
     "e^{e^{e^{e^{e}}}}", "\\log_{2}(3^{100000})", "x^{x^{x^{x}}}", "\\begin{pmatrix}" + "1&" * 500 + "1\\end{pmatrix}",
-    "1:" * 500 + "1", "0.\\overline{" + "1" * 390 + "}", "\ud800", "\x00", ",".join(map(str, range(400))), "7^{7^{7^{7}}}",
+    "1:" * 500 + "1", "0.\\overline{" + "1" * 390 + "}", "\ud800", "\x00", ",".join(map(str, range(400))),
+    "7^{7^{7^{7}}}",
 ]  # fmt: skip
 
 
@@ -111,7 +116,9 @@ def test_forked_process_starts_its_own_workers() -> None:
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert grade(r"\boxed{\frac{2}{\sqrt{3}}}", r"\frac{2\sqrt3}{3}", "math").correct  # the parent's workers are untouched
+    assert grade(
+        r"\boxed{\frac{2}{\sqrt{3}}}", r"\frac{2\sqrt3}{3}", "math"
+    ).correct  # the parent's workers are untouched
 
 
 def test_killed_symbolic_workers_are_replaced() -> None:

@@ -98,7 +98,9 @@ HOSTILE = {
     "fork": body("import os", "while True:", "    os.fork()"),
     "endless loop": body("while True:", "    pass"),
     "endless sum": body("return sum(x for x in range(10**12))"),
-    "swallowed time-out": body("while True:", "    try:", "        while True: pass", "    except BaseException:", "        pass"),
+    "swallowed time-out": body(
+        "while True:", "    try:", "        while True: pass", "    except BaseException:", "        pass"
+    ),
     "swallowed in finally": body("try:", "    while True: pass", "finally:", "    while True: pass"),
     "sleep": body("import time", "while True:", "    time.sleep(100)"),
     "memory of strings": body("x = 'a'", "while True:", "    x = x + x"),
@@ -149,7 +151,9 @@ def test_host_killed_from_outside_is_a_graded_failure_and_replaced() -> None:
 
 def test_threads_share_the_pool() -> None:
     results = []
-    threads = [threading.Thread(target=lambda n=n: results.append(run_program(body(f"return {n}")).text)) for n in range(12)]
+    threads = [
+        threading.Thread(target=lambda n=n: results.append(run_program(body(f"return {n}")).text)) for n in range(12)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -182,13 +186,20 @@ def test_interpreter_ends_at_once_with_live_workers_and_torch_like_threads(tmp_p
     root = Path(__file__).resolve().parents[2]
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, str(script)], env=os.environ | {"PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=60
+        [sys.executable, str(script)],
+        env=os.environ | {"PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - began < 30
     time.sleep(0.3)
     for pid in done.stdout.split():
-        assert not Path(f"/proc/{pid}/cmdline").exists() or b"program_worker" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+        assert (
+            not Path(f"/proc/{pid}/cmdline").exists()
+            or b"program_worker" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+        )
 
 
 def test_find_program_takes_no_prose() -> None:
