@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from data.grading.expressions import Unreadable, parse_expression
 from data.grading.latex import compact
-from data.grading.quantities import read_tail
+from data.grading.quantities import is_unit_name, read_tail
 
 MAX_LENGTH = 2000
 _MAX_DEPTH = 8
@@ -39,6 +39,7 @@ _OPERATORS = {
 }
 _UNIT_TEXT = re.compile(r"(.*?)\s*\\text\{\s*([^{}]*?)\s*\}\s*(\^\s*\{?\s*[23]\s*\}?)?", re.DOTALL)
 _UNIT_PLAIN = re.compile(r"(.*?[0-9}).])\s*((?<![A-Za-z])[A-Za-z][A-Za-z./ ]*)(\^\s*\{?\s*[23]\s*\}?)?", re.DOTALL)
+_SHORT_UNIT = re.compile(r"(-?[0-9.]+)\s*([A-Za-z]{2,3})(?:\s*(\^[23]))?")
 _DEGREE = re.compile(r"\s*\^\s*\{?\s*\\circ\s*\}?\s*([CF]?)\s*$")
 _OPENERS, _CLOSERS = ("(", "[", "\\{", "\\langle"), (")", "]", "\\}", "\\rangle")
 
@@ -253,7 +254,16 @@ def _readings(text: str):
     if degree:
         yield text[: degree.start()].strip(), 1, False, ("degree " + degree[1].lower()).strip()
         return
-    if not re.search(r"[A-Za-z]", text) or "\\text" not in text:
+    plain_unit = _SHORT_UNIT.fullmatch(text)
+    if plain_unit and is_unit_name(plain_unit[2]):
+        yield (
+            plain_unit[1],
+            1,
+            False,
+            " ".join(filter(None, (unit, read_tail(plain_unit[2] + (plain_unit[3] or ""))[2]))),
+        )
+        return
+    if "\\text" not in text:
         yield text, 1, False, unit
     for pattern in (_UNIT_TEXT, _UNIT_PLAIN):
         match = pattern.fullmatch(text)

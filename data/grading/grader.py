@@ -128,8 +128,9 @@ def _grade_math(prediction: str, gold: str) -> Grade:
     expected = tidy(gold)
     if not expected:
         return Grade(False, None, "bad_gold")
-    if _OPTION_GOLD.fullmatch(expected):
-        return _grade_choice(prediction, _OPTION_GOLD.fullmatch(expected)[1])
+    option = _OPTION_GOLD.fullmatch(expected)
+    if option:
+        return _grade_choice(prediction, option[1] or option[2])
     symbolic.begin()
     selected = select(prediction, mathematics.READER)
     if selected.value is None:

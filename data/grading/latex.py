@@ -84,7 +84,9 @@ def tidy(text: str) -> str:
     text = _TEXT.sub(_keep_text, text)
     text = text.replace("\\(", "").replace("\\)", "").replace("\\[", "").replace("\\]", "").replace("**", "^")
     text = re.sub(r"(?<!\\)\$", "", text)
-    text = re.sub(r"\s+", " ", text).strip(" \t`\"'")
+    text = re.sub(r"\s+", " ", text).strip(" \t`")
+    while len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
+        text = text[1:-1].strip()
     return re.sub(r"[\s.,;:]+$", "", text) if not text.endswith("...") else text
 
 
@@ -106,5 +108,5 @@ def balanced(text: str) -> bool:
 
 
 def compact(text: str) -> str:
-    """Without any white space: equal compact texts are the same answer."""
-    return re.sub(r"\s+", "", text)
+    """Without white space, but for what keeps two numbers apart: equal compact texts are the same answer."""
+    return re.sub(r"(?<![0-9.])\s+|\s+(?![0-9.])", "", text)

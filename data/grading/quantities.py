@@ -232,6 +232,11 @@ def read_tail(tail: str) -> tuple[int, bool, str] | None:
     return scale, percent, _in_order([name for name in names if name != "unit"])
 
 
+def is_unit_name(word: str) -> bool:
+    """Whether a word is a unit's abbreviation or name that is known without being marked as text."""
+    return word in _UNIT_NAMES and word not in ("per", "sq", "cu")
+
+
 def _is_short_word(word: str) -> bool:
     return (
         not word.isalpha()
