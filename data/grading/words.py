@@ -14,7 +14,7 @@ LABEL_SETS = (
 )
 """Sets of labels that exclude each other (our choice beyond the published files')."""
 _CHOICE = re.compile(
-    r"(?:(?:the\s+)?(?:option|choice|answer)\s+)?"
+    r"(?i:(?:the\s+)?(?:option|choice|answer)\s+)?"
     r"(?:[(\[]\s*([A-Ja-j])\s*[)\]]|([A-Ja-j])\s*[).:](?=\s|$)|([A-J])|([a-j])(?=\s*[.!]?\s*$))(?![A-Za-z0-9])\s*(.*)",
     re.DOTALL,
 )
@@ -84,8 +84,9 @@ def label_reader(gold: str) -> Reader:
 
 
 def parse_string(text: str) -> str | None:
-    """A string answer: only white space and case are normalised."""
-    return normal_string(text)
+    """A string answer: only white space and case are normalised, and a \\text around the whole is taken off."""
+    wrapped = re.fullmatch(r"\s*\\text\{([^{}]*)\}\s*", text)
+    return normal_string(wrapped[1] if wrapped else text)
 
 
 def _string_phrase(text: str) -> str | None:

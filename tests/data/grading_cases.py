@@ -448,6 +448,10 @@ TEXTS = [
     ("B", "(B)", "choice", True),
     ("B", "B", "choice", True),
     ("B", "B)", "choice", True),
+    ("B", "Option B", "choice", True),
+    ("B", "BC", "choice", False),
+    ("B", r"\boxed{B}\boxed{C}", "choice", False),
+    ("C", r"\boxed{B}\boxed{C}", "choice", False),
     ("B", "B.", "choice", True),
     ("B", "b", "choice", True),
     ("b", "(b)", "choice", True),
@@ -504,6 +508,7 @@ TEXTS = [
     ("ab", "#### a b", "string", False),
     ("box", "The answer is box.", "string", True),
     ("box", "box", "string", True),
+    ("box", r"\boxed{\text{box}}", "string", True),
     ("box", "the box", "string", False),
     ("", "", "string", False),
 ]
