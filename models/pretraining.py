@@ -1,22 +1,25 @@
-"""A small Llama with a character tokenizer, pre-trained on procedural demonstrations: a base without any download.
+"""A small Llama with a tokenizer of common words, pre-trained on procedural demonstrations: a base without download.
 
 It stands in for a pretrained model where there is none: it has read worked demonstrations of every suite, as a large
 model has, before any expert is trained.
 """
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from data.artifacts import read_rows
 from data.errors import UserError
 from data.progress import Report
 from data.seeds import derive_seed
-from data.suites import SUITES
+from data.settings import Prompt
+from data.suites import SUITES, Example
 from models.requests import BaseRequest
 from models.scoring import TokenRow
 from models.settings import TinyLlama
@@ -25,6 +28,11 @@ from models.tokenization import encode_demonstration
 
 CHARACTERS = "\n\t" + "".join(chr(code) for code in range(32, 127))
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
+PIECE = re.compile(r" ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s")
+"""What may become one token: a word, a number or a run of signs, each with the space before it."""
+
+COMMON = 0.003
+"""Share of the documents in which a piece must stand to become a token (our choice: names and two-digit numbers do)."""
 BUCKET = 16
 """Batches whose rows are sorted by length together (our choice: little padding, and still mixed lengths in time)."""
 
@@ -34,11 +42,34 @@ RISE = 0.05
 """Share of the steps in which the learning rate rises (our choice)."""
 
 
-def character_tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each printable ASCII character, newline and tab; BOS in front of a text; others are <unk>."""
-    vocabulary = {token: index for index, token in enumerate([*SPECIAL, *CHARACTERS])}
+def common_pieces(texts: Sequence[str]) -> list[str]:
+    """Words, numbers and runs of signs of two characters or more that stand in a share COMMON of `texts`, sorted."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update({piece for piece in PIECE.findall(text) if len(piece) > 1})
+    return sorted(piece for piece, count in counts.items() if count >= COMMON * len(texts))
+
+
+def _whole(piece: str) -> str:
+    """The regular expression of a piece where it stands alone: never within a longer word or number."""
+    kind = "A-Za-z" if piece[-1].isalpha() else "0-9" if piece[-1].isdigit() else None
+    if kind is None:
+        return re.escape(piece)
+    before = "" if piece.startswith(" ") else f"(?<![{kind}])"
+    return f"{before}{re.escape(piece)}(?![{kind}])"
+
+
+def word_tokenizer(pieces: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """One token for each of `pieces` where it stands alone, and for each printable ASCII character, newline and tab.
+
+    So any ASCII text can be written; a word or number that is not among `pieces` is spelt. BOS stands in front of a
+    text; other characters are <unk>.
+    """
+    vocabulary = {token: index for index, token in enumerate([*SPECIAL, *CHARACTERS, *pieces])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    longest_first = sorted(pieces, key=lambda piece: (-len(piece), piece))
+    pattern = "|".join([*map(_whole, longest_first), r"[\s\S]"])
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", vocabulary["<s>"])]
@@ -68,6 +99,7 @@ def new_model(settings: TinyLlama, tokenizer: PreTrainedTokenizerFast, seed: int
         num_key_value_heads=settings.kv_heads,
         max_position_embeddings=settings.context,
         tie_word_embeddings=True,
+        initializer_range=settings.hidden_size**-0.5,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -77,27 +109,40 @@ def new_model(settings: TinyLlama, tokenizer: PreTrainedTokenizerFast, seed: int
         return LlamaForCausalLM(config).eval()
 
 
-def documents(request: BaseRequest, tokenizer: PreTrainedTokenizerFast) -> tuple[list[TokenRow], int]:
-    """Documents to pre-train on, and how many were left out as longer than the context.
+def documents(request: BaseRequest) -> list[tuple[Example, Prompt]]:
+    """Demonstrations to pre-train on, each with its prompt: as many of every suite and of every difficulty.
 
-    A document is a prompt with its response, and everything after BOS is learned. From every suite of the corpus as
-    many, and no more than the training steps use; no question of the excluded tables is among them. Raises UserError
-    for an unknown suite or a corpus without prompts.
+    No more than the training steps use; no question of the excluded tables is among them.
     """
     model = request.model
     excluded = {row["question"] for path in request.excluded for row in read_rows(path, "questions")}
     needed = -(-model.pretrain_steps * model.pretrain_batch // len(request.corpus))
-    rows, left_out = [], 0
+    found = []
     for source, prompt in zip(request.corpus, request.prompts, strict=True):
         seed = derive_seed(request.seed, "pretraining", source.suite, source.seed)
-        count = min(needed, model.pretrain_documents)
-        for example in SUITES[source.suite].examples(count, seed, source.difficulty, excluding=excluded):
-            encoded = encode_demonstration(tokenizer, example.question, example.response, prompt)
-            ids = [*encoded.prompt_ids, *encoded.response_ids]
-            if len(ids) > model.context:
-                left_out += 1
-            else:
-                rows.append(TokenRow(ids[:1], ids[1:]))
+        levels = model.pretrain_difficulties or (source.difficulty,)
+        count = -(-min(needed, model.pretrain_documents) // len(levels))
+        for level in levels:
+            examples = SUITES[source.suite].examples(count, seed, level, excluding=excluded)
+            found += [(example, prompt) for example in examples]
+    return found
+
+
+def encode(
+    found: Sequence[tuple[Example, Prompt]], tokenizer: PreTrainedTokenizerFast, context: int
+) -> tuple[list[TokenRow], int]:
+    """The documents as rows, and how many were left out as longer than the context.
+
+    The response is learned, the prompt only conditioned on: a procedural question is drawn at random, and what cannot
+    be predicted would take most of a small model's gradient (our choice).
+    """
+    rows, left_out = [], 0
+    for example, prompt in found:
+        encoded = encode_demonstration(tokenizer, example.question, example.response, prompt)
+        if len(encoded.prompt_ids) + len(encoded.response_ids) > context:
+            left_out += 1
+        else:
+            rows.append(TokenRow(encoded.prompt_ids, encoded.response_ids))
     return rows, left_out
 
 
@@ -135,22 +180,28 @@ def pretrain(
 ) -> tuple[Any, Any, list[dict[str, Any]], dict[str, Any]]:
     """The pre-trained tiny model, its tokenizer, rows of the table `metrics`, and counts."""
     model_settings = request.model
-    tokenizer = character_tokenizer()
+    if model_settings.pretrain_steps:
+        check_corpus(request)
+    found = documents(request) if model_settings.pretrain_steps else []
+    tokenizer = word_tokenizer(common_pieces([f"{example.question}\n{example.response}" for example, _ in found]))
     network = new_model(model_settings, tokenizer, derive_seed(request.seed, "initial weights"))
     network.to(device)
-    figures: dict[str, Any] = {"parameters": sum(parameter.numel() for parameter in network.parameters())}
-    if model_settings.pretrain_steps == 0:
+    figures: dict[str, Any] = {
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "vocabulary": len(tokenizer),
+    }
+    if not found:
         return network, tokenizer, [], figures
-    check_corpus(request)
-    rows, left_out = documents(request, tokenizer)
+    rows, left_out = encode(found, tokenizer, model_settings.context)
     if not rows:
         raise UserError(f"no document fits model.context {model_settings.context}; raise it or lower the difficulty")
-    lengths = [len(row.completion_ids) for row in rows]
+    lengths = [len(row.prompt_ids) + len(row.completion_ids) for row in rows]
     plan = plan_batches(lengths, model_settings.pretrain_steps, model_settings.pretrain_batch, request.seed)
     figures |= {
         "documents": len(rows),
         "left_out": left_out,
-        "trained_tokens": sum(lengths[i] for b in plan for i in b),
+        "processed_tokens": sum(lengths[index] for batch in plan for index in batch),
+        "trained_tokens": sum(len(rows[index].completion_ids) for batch in plan for index in batch),
     }
     report.log(
         f"pre-training {figures['parameters']:,} parameters on {len(rows):,} documents, "

@@ -12,7 +12,7 @@ from data.seeds import derive_seed
 from data.settings import PlainPrompt, SuiteSource
 from data.suites import SUITES
 from models.base import base_hash, base_name, load_base, prepare
-from models.pretraining import character_tokenizer, documents, plan_batches
+from models.pretraining import common_pieces, documents, encode, plan_batches, word_tokenizer
 from models.requests import BaseRequest
 from models.settings import PretrainedModel, TinyLlama
 from models.tokenization import decode
@@ -56,24 +56,34 @@ def test_the_same_request_gives_the_same_bytes(tmp_path):
 
 
 def test_excluded_questions_are_not_among_the_documents(tmp_path):
-    asked = request()
-    tokenizer = character_tokenizer()
-    everything = [decode(tokenizer, [*row.prompt_ids, *row.completion_ids]) for row in documents(asked, tokenizer)[0]]
+    questions = [example.question for example, _ in documents(request())]
     suite = SUITES[NAMES[0]]
     first = next(iter(suite.examples(1, derive_seed(0, "pretraining", suite.name, 0)))).question
-    assert any(text.startswith(first) for text in everything)
+    assert first in questions
     row = {"task": "t", "benchmark": "b", "item_id": "1", "question": first, "gold": "1", "split": "test"}
     write_table(tmp_path / "questions.parquet", "questions", [row])
-    again = documents(request(excluded=(tmp_path / "questions.parquet",)), tokenizer)[0]
-    texts = [decode(tokenizer, [*row.prompt_ids, *row.completion_ids]) for row in again]
-    assert len(texts) == len(everything) and not any(text.startswith(first) for text in texts)
+    again = [example.question for example, _ in documents(request(excluded=(tmp_path / "questions.parquet",)))]
+    assert len(again) == len(questions) and first not in again
 
 
-def test_documents_are_learned_whole_after_bos():
-    tokenizer = character_tokenizer()
-    rows, _ = documents(request(), tokenizer)
-    assert all(list(row.prompt_ids) == [tokenizer.bos_token_id] for row in rows)
-    assert all(row.completion_ids[-1] == tokenizer.eos_token_id for row in rows)
+def test_documents_learn_the_response_and_eos_after_one_bos():
+    found = documents(request())
+    tokenizer = word_tokenizer(common_pieces([example.response for example, _ in found]))
+    rows, left_out = encode(found, tokenizer, 512)
+    assert len(rows) == len(found) and left_out == 0
+    for row, (example, _) in zip(rows, found):
+        assert row.prompt_ids[0] == tokenizer.bos_token_id and row.completion_ids[-1] == tokenizer.eos_token_id
+        assert decode(tokenizer, row.prompt_ids) == f"{example.question}\n"
+        assert decode(tokenizer, row.completion_ids) == example.response
+
+
+def test_common_pieces_are_single_tokens_and_others_are_spelt():
+    tokenizer = word_tokenizer([" apples", "12", " ="])
+    ids = tokenizer("12 apples = 123 applesauce", add_special_tokens=False)["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(ids)[:3] == ["12", " apples", " ="]
+    assert tokenizer.convert_ids_to_tokens(ids)[3:] == list(" 123 applesauce")
+    assert decode(tokenizer, ids) == "12 apples = 123 applesauce"
+    assert common_pieces(["12 b b", "12 b", "12 cc"] * 100) == [" b", " cc", "12"]
 
 
 def test_plan_batches_uses_every_document_before_any_again():
