@@ -5,13 +5,14 @@ from typing import Any
 
 from data import storage
 from data.errors import UserError
-from flows import environment
+from flows import environment, reaper
 from flows.settings import RunSettings
 
 
 def run(preset: str, overrides: dict[str, Any], settings: RunSettings) -> int:
     """Runs the flow, prints the accuracies and the report's path; returns the exit code."""
     environment.prepare(console_level="CRITICAL")
+    reaper.watch()
     print(f"run {settings.name!r} in {storage.join(settings.root, settings.name)}", flush=True)
     from tasks import display
 

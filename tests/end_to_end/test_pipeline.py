@@ -99,7 +99,7 @@ def test_killed_anywhere_the_same_command_ends_with_the_same_tables(finished, ho
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.02)
     os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+    process.communicate(timeout=30)  # the pipe closes only when no process of the run is left
     done = hashes(tmp_path / "tiny")
     process = ratchet("run", "--root", str(tmp_path), *ARGUMENTS, home=home)
     printed, _ = process.communicate(timeout=400)
