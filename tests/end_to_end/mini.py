@@ -36,8 +36,14 @@ def ratchet(*arguments: str, home: Path) -> subprocess.Popen:
 
 
 def hashes(run: Path) -> dict[str, str]:
-    """Place in the run's folder → content hash, of every published output."""
-    return {
-        str(path.parent.relative_to(run)): json.loads(path.read_text())["sha256"]
-        for path in sorted(run.rglob("manifest.json"))
-    }
+    """Place in the run's folder → content hash of every published file; of a text, its content without the run's path.
+
+    An adapter and its card name their base by path.
+    """
+    found = {}
+    for manifest in sorted(run.rglob("manifest.json")):
+        for name, entry in json.loads(manifest.read_text())["files"].items():
+            path = manifest.parent / name
+            text = path.suffix in (".json", ".md")
+            found[str(path.relative_to(run))] = path.read_text().replace(str(run), "") if text else entry["sha256"]
+    return found
