@@ -27,9 +27,8 @@ def accuracy_table(root: str, name: str) -> str:
             continue
         interval = f"[{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
         tokens = "" if row["generated_tokens"] is None else f"{row['generated_tokens']:,}"
-        lines.append(
-            f"{row['task']:<14}{row['model']:<12}{100 * row['accuracy']:>7.1f} %  {interval:<16}{row['n']:>6}{tokens:>18}"
-        )
+        accuracy = f"{100 * row['accuracy']:.1f} %"
+        lines.append(f"{row['task']:<14}{row['model']:<12}{accuracy:>9}  {interval:<16}{row['n']:>6}{tokens:>18}")
     return "\n".join(lines)
 
 

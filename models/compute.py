@@ -80,6 +80,7 @@ def serve(requests: "queue.Queue[str | None]", report: PipeReport) -> None:
     """Answers requests until None arrives."""
     while (line := requests.get()) is not None:
         message = json.loads(line)
+        started = time.process_time()
         try:
             value = call(message["function"], message["request"], message["out"], report)
         except Exception as error:  # every failure of a step is an answer, with its traceback
@@ -91,7 +92,7 @@ def serve(requests: "queue.Queue[str | None]", report: PipeReport) -> None:
                 traceback=traceback.format_exc(),
             )
         else:
-            report.send(type="result", value=value)
+            report.send(type="result", value=value, cpu_seconds=time.process_time() - started)
 
 
 def _read(requests: "queue.Queue[str | None]") -> None:

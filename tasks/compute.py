@@ -38,6 +38,8 @@ class Compute:
 
     def __init__(self, threads: int | None = None):
         self.threads = threads
+        self.cpu_seconds = 0.0
+        """CPU seconds of the last request that was answered."""
         self._process: subprocess.Popen[str] | None = None
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
@@ -91,6 +93,7 @@ class Compute:
             elif message["type"] == "progress":
                 report.progress(message["done"], message["total"], message["text"])
             elif message["type"] == "result":
+                self.cpu_seconds = message["cpu_seconds"]
                 return message["value"]
             else:
                 raise _as_exception(function, message)

@@ -13,6 +13,9 @@ PLAIN_SECONDS = 5.0
 class Display:
     """Shows nothing: what a worker uses, whose log lines go to Prefect."""
 
+    def start(self, subject: str) -> None:
+        """Step `subject` begins."""
+
     def log(self, subject: str, message: str) -> None:
         """A log line of the step `subject`."""
 
@@ -35,21 +38,21 @@ class PlainDisplay(Display):
         self._started: dict[str, float] = {}
 
     def _line(self, subject: str, text: str) -> None:
-        self._started.setdefault(subject, time.monotonic())
         print(f"{time.strftime('%H:%M:%S')} {subject}: {text}", file=self._stream, flush=True)
+
+    def start(self, subject: str) -> None:
+        self._started[subject] = time.monotonic()
 
     def log(self, subject: str, message: str) -> None:
         self._line(subject, message)
 
     def progress(self, subject: str, done: float, total: float, text: str) -> None:
-        self._started.setdefault(subject, time.monotonic())
         if time.monotonic() - self._last >= PLAIN_SECONDS:
             self._last = time.monotonic()
             self._line(subject, f"{100 * done / max(total, 1e-9):.0f} % {text}".rstrip())
 
     def finish(self, subject: str, how: str) -> None:
-        now = time.monotonic()
-        seconds = now - self._started.setdefault(subject, now)
+        seconds = time.monotonic() - self._started.pop(subject)
         self._line(subject, f"{how} ({seconds:.1f} s)")
 
 
@@ -74,8 +77,10 @@ class RichDisplay(Display):
             self._bars[subject] = self._progress.add_task(subject, total=1.0, text="")
         return self._bars[subject]
 
-    def log(self, subject: str, message: str) -> None:
+    def start(self, subject: str) -> None:
         self._bar(subject)
+
+    def log(self, subject: str, message: str) -> None:
         self._console.print(f"[dim]{subject}:[/] {message}", markup=True)
 
     def progress(self, subject: str, done: float, total: float, text: str) -> None:
@@ -84,7 +89,7 @@ class RichDisplay(Display):
     def finish(self, subject: str, how: str) -> None:
         bar = self._bar(subject)
         elapsed = next((task.elapsed or 0.0 for task in self._progress.tasks if task.id == bar), 0.0)
-        mark = {"done": "[green]✓[/]", "already complete": "[cyan]↺[/]"}.get(how, "[red]✗[/]")
+        mark = {"done": "[green]✓[/]", "already": "[cyan]↺[/]"}.get(how.split()[0].rstrip(","), "[red]✗[/]")
         self._console.print(f"{mark} {subject} [dim]{how}, {elapsed:.1f} s[/]")
         self._progress.remove_task(self._bars.pop(subject))
 

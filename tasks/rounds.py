@@ -8,7 +8,7 @@ from data.settings import Curriculum, Prompt, RewardSettings
 from data.storage import ArtifactRef
 from models.requests import CellRequest, Device
 from models.settings import Engine, EvaluationSettings, Parameters, RLSettings
-from tasks import compute, display
+from tasks import compute
 from tasks.steps import Inputs, RunContext, TaskReport, configured, result_of, step_key, step_task
 
 SCHEDULING_ONLY = ("rounds_per_task", "keep_rounds")
@@ -96,11 +96,12 @@ def update_round(run: RunContext, task: str, arm: str, first: int, last: int, re
 
 def _call(function: str, subject: str, run: RunContext, request: CellRequest) -> dict | State:
     report = TaskReport(subject)
+    process = compute.shared(run.threads)
     try:
-        progress = compute.shared(run.threads).call(function, request, None, report, run.timeout)
+        progress = process.call(function, request, None, report, run.timeout)
     except BaseException:
-        display.current().finish(subject, "failed")
+        report.finish("failed")
         raise
     done = not progress["new"]
-    display.current().finish(subject, "already complete" if done else "done")
+    report.finish("already complete" if done else f"done, {process.cpu_seconds:.1f} CPU s")
     return Completed(name="Cached", message=f"already complete at {request.url}", data=progress) if done else progress

@@ -80,6 +80,12 @@ class TaskReport:
         self._logger = get_run_logger()
         self._artifact: Any = None
         self._last = 0.0
+        display.current().start(subject)
+
+    def finish(self, how: str) -> None:
+        """The step has ended: for the terminal, with the CPU seconds of its computation when it was done."""
+        display.current().finish(self.subject, how)
+        self._logger.info(how)
 
     def log(self, message: str) -> None:
         """One line for Prefect and the terminal."""
@@ -160,18 +166,19 @@ def run_step(
     key = step_key(function, step_version, request, inputs)
     found, reason = storage.find(url, key)
     if found is not None:
-        display.current().finish(subject, "already complete")
+        report.finish("already complete")
         return Completed(name="Cached", message=f"already complete at {url}", data=found)
     if reason != "not made yet":
         report.log(f"made again: {reason}")
     try:
         with storage.staging(url) as folder:
-            info = compute.shared(run.threads).call(function, request, folder, report, run.timeout)
+            process = compute.shared(run.threads)
+            info = process.call(function, request, folder, report, run.timeout)
             made = storage.publish(folder, url, key, info)
     except BaseException:
-        display.current().finish(subject, "failed")
+        report.finish("failed")
         raise
-    display.current().finish(subject, "done")
+    report.finish(f"done, {process.cpu_seconds:.1f} CPU s")
     return made
 
 
