@@ -11,7 +11,8 @@ class IngestRequest(Settings):
     task: str
     source: Source
     splits: Splits
-    segmentation: Segmentation
+    segmentation: Segmentation | None
+    """None: what the source implies."""
     answer_kind: AnswerKind | None
     test: BenchmarkSource | None
     fingerprints: dict[str, str] = {}

@@ -12,7 +12,7 @@ def ingest(
     task: str,
     source: Source,
     splits: Splits,
-    segmentation: Segmentation,
+    segmentation: Segmentation | None,
     answer_kind: AnswerKind | None,
     test: BenchmarkSource | None,
 ) -> ArtifactRef:
