@@ -8,7 +8,7 @@ from data.errors import UserError
 from data.suites import SUITES
 from flows.settings import ExpertSettings, RunSettings
 from models.fetch import SMOL, smol_problem
-from models.settings import Model
+from models.settings import Engine, Model
 
 
 def check(settings: RunSettings) -> None:
@@ -19,8 +19,8 @@ def check(settings: RunSettings) -> None:
 
 
 def problems(settings: RunSettings) -> list[str]:
-    """A source that is not there, an unknown suite or benchmark, a model not fetched yet, a root that is no folder."""
-    checks = [lambda: _model(settings.model), lambda: _root(settings.root)]
+    """What is not there: a source, suite, benchmark, model, engine; and a root that is no folder to write in."""
+    checks = [lambda: _model(settings.model), lambda: _engine(settings.engine), lambda: _root(settings.root)]
     for task, expert in settings.experts.items():
         checks.append(lambda task=task, expert=expert: _expert(f"experts.{task}", expert))
     found = []
@@ -30,6 +30,11 @@ def problems(settings: RunSettings) -> list[str]:
         except UserError as error:
             found.append(str(error))
     return found
+
+
+def _engine(engine: Engine) -> None:
+    if engine.kind == "vllm_server":
+        raise UserError("engine.kind: the engine 'vllm_server' is not built yet; choose --engine.kind transformers")
 
 
 def _expert(field: str, expert: ExpertSettings) -> None:

@@ -142,7 +142,7 @@ def accuracy(rows: Sequence[dict[str, Any]], confidence: float) -> dict[str, Any
     return figures
 
 
-def answer(request: AnswerRequest, out: Path | None, report: Report) -> dict[str, Any]:
+def answer(request: AnswerRequest, report: Report) -> dict[str, Any]:
     """Answers one question, continuing `prefix` where one is given.
 
     Returns completion (the text after the prefix), prefix, tokens and stop_reason.

@@ -143,7 +143,7 @@ class CellRequest(Settings):
 
 
 class ComposeRequest(Settings):
-    """models.loracoe.step:compose → `pool/`, `importance.parquet`, `gates.json`, `exported/<task>/`, `metrics.parquet`."""
+    """models.loracoe.step:compose → `pool/`, `importance.parquet`, `gates.json`, `exported/<task>/`, metrics."""
 
     base: Path
     experts: dict[str, Path]

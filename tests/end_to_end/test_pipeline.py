@@ -79,6 +79,16 @@ def test_show_and_the_table_read_the_folder(finished):
     assert "not made yet" not in text and "composed" in accuracy_table(str(root), "tiny")
 
 
+@pytest.mark.parametrize("model", ["base", "warmup", "r3", "composed"])
+def test_ask_answers_with_the_prefix_shown(finished, home, model):
+    root, _ = finished
+    question = "Ann has 52 caps. Jan finds 3. How many now?"
+    process = ratchet("ask", "tiny", question, "--root", str(root), "--model", model, "--prefix", "Jan 52", home=home)
+    printed, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, printed
+    assert f"{model} (arithmetic)" in printed and "[Jan 52]" in printed and "tokens, ended by" in printed
+
+
 def test_the_same_command_does_nothing_again(finished, home):
     root, _ = finished
     before = hashes(root / "tiny")

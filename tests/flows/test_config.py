@@ -20,9 +20,9 @@ def test_every_preset_parses_and_plans(preset, capsys):
 
 
 def test_the_later_layer_wins_and_shared_sections_reach_every_expert():
-    settings = config.load("tiny", {"rl": {"prompts": 3}, "experts": {"state": {"rl": {"prompts": 5}}}})
-    assert settings.experts["arithmetic"].rl.prompts == 3
-    assert settings.experts["state"].rl.prompts == 5
+    settings = config.load("tiny", {"rl": {"prompts": 8}, "experts": {"state": {"rl": {"prompts": 12}}}})
+    assert settings.experts["arithmetic"].rl.prompts == 8
+    assert settings.experts["state"].rl.prompts == 12
     assert settings.experts["state"].rl.samples == settings.experts["arithmetic"].rl.samples
 
 

@@ -147,9 +147,9 @@ def test_answer_continues_a_prefix(base):
         engine=TransformersEngine(),
         question="What is 1 + 1?",
     )
-    plain = answer(asked, None, Silent())
+    plain = answer(asked, Silent())
     assert plain["tokens"] <= 9 and plain["prefix"] == "" and plain["stop_reason"] in ("eos", "length")
     begun = plain["completion"][:3]
-    continued = answer(asked.model_copy(update={"prefix": begun}), None, Silent())
+    continued = answer(asked.model_copy(update={"prefix": begun}), Silent())
     whole = begun + continued["completion"]
     assert whole.startswith(plain["completion"])  # greedy: the given beginning is what it would have written
