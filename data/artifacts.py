@@ -26,7 +26,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("item_id", _STRING),  # content hash of question and response
             ("question", _STRING),
             ("rationale", _STRING),  # "".join(steps)
-            ("response", _STRING),  # what the policy learns to write: the rationale, and the answer marker if it lacks one
+            ("response", _STRING),  # what is learned: the rationale, and the answer marker if it lacks one
             ("answer", _STRING),
             ("answer_kind", _STRING),
             ("steps", pa.list_(_STRING)),
