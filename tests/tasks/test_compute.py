@@ -34,7 +34,7 @@ class Lines:
         self.done.append((done, total, text))
 
 
-STEPS = '''
+STEPS = """
 import os, subprocess, sys, time
 from data.errors import UserError
 from tests.tasks.test_compute import Request
@@ -58,7 +58,7 @@ def step(request: Request, report):
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         open(request.path, "w").write(str(child.pid))
         time.sleep(600)
-'''
+"""
 
 
 @pytest.fixture
