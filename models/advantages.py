@@ -5,6 +5,7 @@ with a reward of 0. A group with fewer than two scorable rewards, or whose scora
 zeros (the test is max == min within the group: a standard deviation that is only nearly zero would be divided by).
 """
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Protocol
@@ -44,12 +45,12 @@ def zero_variance_share(rewards_N: Sequence[float | None], groups_N: Sequence[in
     return silent / len(groups) if groups else 0.0
 
 
-class _ByGroup:
+class _ByGroup(ABC):
     """Base of the estimators that look at one group at a time."""
 
+    @abstractmethod
     def of_group(self, rewards_S: np.ndarray) -> np.ndarray:
         """Advantages of the S ≥ 2 scorable rewards of a group, which are not all equal."""
-        raise NotImplementedError
 
     def __call__(self, rewards_N: Sequence[float | None], groups_N: Sequence[int]) -> list[float]:
         """See `Estimator`."""

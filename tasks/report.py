@@ -11,9 +11,9 @@ from data.storage import ArtifactRef
 from tasks.steps import Inputs, RunContext, artifact_key, run_step, step_task
 
 
-def request_for(
+@step_task("report")
+def report(
     run: RunContext,
-    inputs: Inputs,
     settings: dict[str, Any],
     demonstrations: dict[str, ArtifactRef],
     starts: dict[tuple[str, str], ArtifactRef],
@@ -22,9 +22,10 @@ def request_for(
     evaluations: list[ArtifactRef],
     seed: int,
     versions: dict[str, str],
-) -> ReportRequest:
-    """What the report is made from; every part becomes one of `inputs`."""
-    return ReportRequest(
+) -> ArtifactRef | State:
+    """Publishes `report/`."""
+    inputs = Inputs()
+    request = ReportRequest(
         run_name=run.name,
         settings=settings,
         ingestion=tuple(IngestedTask(task=task, folder=inputs.add(ref)) for task, ref in demonstrations.items()),
@@ -44,25 +45,6 @@ def request_for(
         importance=inputs.add(composition) / "importance.parquet" if composition is not None else None,
         composed_arm=settings["composition"]["arm"] if composition is not None else None,
         versions=versions,
-    )
-
-
-@step_task("report")
-def report(
-    run: RunContext,
-    settings: dict[str, Any],
-    demonstrations: dict[str, ArtifactRef],
-    starts: dict[tuple[str, str], ArtifactRef],
-    cells: dict[tuple[str, str], ArtifactRef],
-    composition: ArtifactRef | None,
-    evaluations: list[ArtifactRef],
-    seed: int,
-    versions: dict[str, str],
-) -> ArtifactRef | State:
-    """Publishes `report/`."""
-    inputs = Inputs()
-    request = request_for(
-        run, inputs, settings, demonstrations, starts, cells, composition, evaluations, seed, versions
     )
     return run_step("report", "data.report.build:build", request, run.url("report"), inputs, run)
 
