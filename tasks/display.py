@@ -5,6 +5,7 @@ import time
 from typing import TextIO
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 PLAIN_SECONDS = 5.0
@@ -81,7 +82,7 @@ class RichDisplay(Display):
         self._bar(subject)
 
     def log(self, subject: str, message: str) -> None:
-        self._console.print(f"[dim]{subject}:[/] {message}", markup=True)
+        self._console.print(f"[dim]{escape(subject)}:[/] {escape(message)}")
 
     def progress(self, subject: str, done: float, total: float, text: str) -> None:
         self._progress.update(self._bar(subject), completed=done, total=total, text=text)
