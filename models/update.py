@@ -65,7 +65,6 @@ def take_steps(
     for number, positions in enumerate(plan):
         if not updater.trained(positions):
             counters.skipped_steps += 1
-            report.log("every advantage of this optimiser step is 0: it is skipped")
             continue
         memory_before = updater.out_of_memory
         values = updater.step(positions)
@@ -74,9 +73,12 @@ def take_steps(
         counters.optimizer_steps += 1
         metrics += [{"step": counters.optimizer_steps, "name": name, "value": value} for name, value in values.items()]
         report.progress(number + 1, len(plan), "optimiser steps")
+    skipped = len(plan) - len(busy)
+    if skipped:
+        report.log(f"{skipped} of {len(plan)} optimiser steps are skipped: every advantage in them is 0")
     whole = updater.engine_difference() | critic_figures
     whole |= {
-        "skipped_steps": float(sum(not updater.trained(positions) for positions in plan)),
+        "skipped_steps": float(skipped),
         "learning_rate": updater.rl.learning_rate,
     }
     return metrics + [{"step": counters.optimizer_steps, "name": name, "value": value} for name, value in whole.items()]
