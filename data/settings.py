@@ -160,3 +160,55 @@ class RewardSettings(Settings):
     """ε for a finite, parsable but wrong answer; R³ published 0.1 (SVAMP) and 0.2 (GSM8K). 0: off."""
     functions: tuple[str, ...] = ()
     """The user's reward functions by import path (`package.module:function`), added to the outcome reward."""
+
+
+class PlainReasoning(Settings):
+    """The response is free text, and its last answer is graded."""
+
+    kind: Literal["plain"] = "plain"
+
+
+class LengthReward(Settings):
+    """A bounded bonus for correct traces by the number of their blocks (all numbers: our choice)."""
+
+    mode: Literal["explore", "shorten", "both", "off"] = "both"
+    """`explore`: more useful blocks on hard problems; `shorten`: fewer blocks on easy ones. The paper's is unknown."""
+    weight: float = Field(0.1, ge=0, le=0.3)
+    """Largest bonus; the largest malus is half of it."""
+    hard: float = Field(0.4, ge=0, le=1)
+    """Success rate of a problem up to which `explore` applies."""
+    easy: float = Field(0.8, ge=0, le=1)
+    """Success rate from which `shorten` applies."""
+    start: float = Field(0.2, ge=0, le=1)
+    """Share of the budget that is spent before the term comes on."""
+
+
+class MetaActionReward(Settings):
+    """What is added to a trace's outcome. A correct trace always ranks above a wrong one."""
+
+    malformed: float = Field(0.1, gt=0)
+    """Taken from a text that is no legal trace."""
+    overlong: float = Field(0.5, ge=0, lt=1)
+    """Taken in full at the length limit, in part in the last `overlong_share` of it."""
+    overlong_share: float = Field(0.2, gt=0, le=1)
+    length: LengthReward = LengthReward()
+    diversity: float = Field(0.0, ge=0, le=0.3)
+    """Bonus of a correct trace whose useful actions no other of its group took; 0: off."""
+
+    @property
+    def lowest_correct(self) -> float:
+        """The lowest reward of a correct trace."""
+        return 1 - self.overlong - (self.length.weight / 2 if self.length.mode in ("shorten", "both") else 0.0)
+
+    @model_validator(mode="after")
+    def _correct_first(self) -> "MetaActionReward":
+        if self.lowest_correct <= 0:
+            raise ValueError(
+                f"a correct trace could be worth {self.lowest_correct:.3g}, a wrong one 0; "
+                "lower overlong or length.weight"
+            )
+        if self.length.hard >= self.length.easy:
+            raise ValueError(
+                f"length.hard is {self.length.hard} and length.easy {self.length.easy}: hard must be lower"
+            )
+        return self

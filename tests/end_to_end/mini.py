@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 ARGUMENTS = """
---model.hidden_size 32 --model.layers 2 --model.intermediate_size 64 --model.pretrain_steps 120 --model.pretrain_batch 16
+--model.hidden_size 32 --model.layers 2 --model.intermediate_size 64 --model.pretrain_steps 120
+--model.pretrain_batch 16
 --reward.partial 0.3 --experts.arithmetic.source.difficulty 2 --experts.programs.source.difficulty 2
 --experts.state.source.difficulty 2
 --splits.validation 8 --splits.test 12 --warmup.max_steps 4 --warmup.batch_size 8
