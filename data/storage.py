@@ -40,6 +40,11 @@ def local_path(url: str) -> Path:
     return Path(url.split("://", 1)[-1])
 
 
+def absolute(url: str) -> str:
+    """`url` as it is known from every folder: a local path made absolute, any other URL as it is."""
+    return str(local_path(url).expanduser().absolute()) if is_local(url) else url
+
+
 def join(url: str, *parts: str) -> str:
     """`url` with `parts` appended, whatever the scheme."""
     return "/".join([url.rstrip("/"), *parts])

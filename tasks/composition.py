@@ -16,8 +16,12 @@ def compose(
     prompts: dict[str, Prompt],
     settings: CompositionSettings,
     seed: int,
+    place: str = "loracoe",
 ) -> ArtifactRef:
-    """Publishes `loracoe/`. `experts` are the results of their cells, whose adapter lies in `weights/`."""
+    """Publishes `loracoe/`, or another `place` in the run.
+
+    `experts` are the results of their cells, whose adapter lies in `weights/`.
+    """
     inputs = Inputs()
     request = ComposeRequest(
         base=inputs.add(base),
@@ -28,4 +32,4 @@ def compose(
         seed=seed,
         compute=Device(device=run.device, threads=run.threads),
     )
-    return run_step("compose", "models.loracoe.step:compose", request, run.url("loracoe"), inputs, run)
+    return run_step("compose", "models.loracoe.step:compose", request, run.url(place), inputs, run)

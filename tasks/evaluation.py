@@ -19,8 +19,13 @@ def evaluate(
     settings: EvaluationSettings,
     engine: Engine,
     seed: int,
+    split: str = "test",
+    limit: int | None = None,
 ) -> ArtifactRef:
-    """Publishes `evaluation/<model>/<task>/`. `weights` is the output and the folder in it; None: the base itself."""
+    """Publishes `evaluation/<model>/<task>/`, of other questions `evaluation/<split>-<limit>/...`.
+
+    `weights` is the output and the folder in it; None: the base itself.
+    """
     inputs = Inputs()
     weights_folder = inputs.add(weights[0]) / weights[1] if weights else None
     request = EvaluateRequest(
@@ -30,8 +35,11 @@ def evaluate(
         evaluation=settings,
         engine=engine,
         questions=inputs.add(demonstrations) / "questions.parquet",
+        split=split,
+        limit=limit,
         seed=seed,
         compute=Device(device=run.device, threads=run.threads),
     )
-    url = run.url("evaluation", model, task)
+    usual = split == "test" and limit is None
+    url = run.url("evaluation", *([] if usual else [f"{split}-{limit or 'all'}"]), model, task)
     return run_step(f"evaluate {model} on {task}", "models.evaluation:evaluate", request, url, inputs, run)

@@ -1,112 +1,57 @@
-"""README's commands for a Prefect server: server, work pool, deploy, worker, deployment run, artifacts."""
+"""README's commands for a Prefect server, as typed from a fresh clone; what a deployment run leaves in the UI."""
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
-from pathlib import Path
+import shlex
 
 import pytest
 
 from flows.config import parse_overrides
-from tests.end_to_end.mini import ARGUMENTS, environment
+from tests.end_to_end.conftest import readme_commands
+from tests.end_to_end.mini import ARGUMENTS
 
 pytestmark = pytest.mark.prefect
-ROOT = Path(__file__).resolve().parents[2]
 
 
-def free_port() -> int:
-    """A loopback port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@pytest.fixture(scope="module")
+def finished(server, tmp_path_factory):
+    """The run of README's last command, made small, typed in another folder."""
+    root = tmp_path_factory.mktemp("root")
+    overrides = json.dumps(parse_overrides(ARGUMENTS))
+    small = f" --param root={root} --param {shlex.quote(f'overrides={overrides}')}"
+    command = readme_commands("A Prefect server")[-1]
+    assert command == ".venv/bin/prefect deployment run 'reasoning-pipeline/tiny' --watch"
+    printed = server.typed(command + small, cwd=root, timeout=500)
+    return root, printed
 
 
-def post(api: str, path: str, body: dict) -> list:
-    """The answer of the server's API."""
-    request = urllib.request.Request(
-        f"{api}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}, method="POST"
-    )
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        return json.load(answer)
+def test_readmes_deployment_run_ends_completed_from_another_folder(finished):
+    root, printed = finished
+    assert "Completed" in printed
+    assert (root / "tiny-deployed" / "report" / "report.html").is_file()
 
 
-@pytest.fixture
-def server(tmp_path):
-    """A server with its own database: (API's URL, environment of a command that uses it)."""
-    port = free_port()
-    api = f"http://127.0.0.1:{port}/api"
-    own = environment(tmp_path / "home") | {"PREFECT_API_URL": api, "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
-    log = open(tmp_path / "server.log", "w")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-        env=own,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + 180
-    while True:
-        try:
-            urllib.request.urlopen(f"{api}/health", timeout=5)
-            break
-        except OSError:
-            assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "server.log").read_text()
-            time.sleep(0.5)
-    yield api, own
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def prefect(own, *arguments, timeout=120):
-    """Runs a prefect command from the checkout and returns what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "prefect", *arguments],
-        env=own,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=timeout,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
-def test_a_deployment_run_ends_completed_and_leaves_its_artifacts(server, tmp_path):
-    api, own = server
-    prefect(own, "work-pool", "create", "ratchet", "--type", "process")
-    prefect(own, "--no-prompt", "deploy", "--all")
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "prefect", "worker", "start", "--pool", "ratchet"],
-        env=own,
-        cwd=tmp_path,  # a worker may be started anywhere
-        stdout=open(tmp_path / "worker.log", "w"),
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        overrides = json.dumps(parse_overrides(ARGUMENTS))
-        printed = prefect(
-            own,
-            *("deployment", "run", "reasoning-pipeline/tiny", "--watch"),
-            *("--param", f"root={tmp_path / 'root'}", "--param", f"overrides={overrides}"),
-            timeout=500,
-        )
-        assert "Completed" in printed
-    finally:
-        os.killpg(worker.pid, signal.SIGKILL)
-        worker.wait()
-    assert (tmp_path / "root" / "tiny-deployed" / "report" / "report.html").is_file()
-    artifacts = {item["key"]: item for item in post(api, "artifacts/latest/filter", {"limit": 200})}
+def test_the_run_tells_its_story_in_artifacts(finished, server):
+    artifacts = server.artifacts()
     assert artifacts["tiny-deployed-accuracy"]["type"] == "table"
     assert "data:image/png;base64," in artifacts["tiny-deployed-report"]["data"]
     assert "```mermaid" in artifacts["tiny-deployed-report"]["data"]
     assert artifacts["tiny-deployed-samples"]["type"] == "markdown"
     assert artifacts["warm-up-programs"]["type"] == "progress" and artifacts["warm-up-programs"]["data"] == 100
-    names = {run["name"] for run in post(api, "task_runs/filter", {"limit": 200})}
+    names = {run["name"] for run in server.post("task_runs/filter", {"limit": 200})}
     assert {"ingest-state", "rounds-state-r3-0-to-1", "evaluate-composed-programs", "report"} <= names
+
+
+def test_evaluation_and_composition_go_on_from_the_run(finished, server):
+    root, _ = finished
+    common = {"root": str(root), "name": "tiny-deployed"}
+    server.run("evaluation/run", common | {"models": ["r3"], "tasks": ["state"], "split": "validation"})
+    settings = {"importance_examples": 4, "gate_steps": 1, "batch_size": 4, "arm": "plain_rl"}
+    server.run("composition/run", common | {"label": "plain", "tasks": ["state", "programs"], "settings": settings})
+    artifacts = server.artifacts()
+    [row] = json.loads(artifacts["tiny-deployed-evaluation-validation"]["data"])
+    assert row["questions"] == "8" and row["model"] == "r3" and "[" in row["interval"]
+    rows = json.loads(artifacts["tiny-deployed-plain"]["data"])
+    assert [row["task"] for row in rows] == ["state", "programs"]
+    run = root / "tiny-deployed"
+    assert (run / "compositions" / "plain" / "exported" / "state" / "adapter_model.safetensors").is_file()
+    assert (run / "evaluation" / "validation-all" / "r3" / "state" / "evaluations.parquet").is_file()

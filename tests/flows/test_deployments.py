@@ -2,12 +2,16 @@
 
 import importlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import jsonschema
+import pytest
 import yaml
-from pydantic import BaseModel, ConfigDict
+from prefect import Flow
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flows import config
+from flows.setup import POOLS
 
 FILE = Path(__file__).resolve().parents[2] / "prefect.yaml"
 
@@ -18,15 +22,27 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class JobVariables(Strict):
+    env: dict[str, str]
+
+
 class WorkPool(Strict):
     name: str
-    work_queue_name: str | None = None
-    job_variables: dict[str, Any] = {}
+    job_variables: JobVariables
 
 
 class ConcurrencyLimit(Strict):
     limit: int
-    collision_strategy: str
+    collision_strategy: Literal["ENQUEUE", "CANCEL_NEW"]
+
+
+class Schedule(Strict):
+    """Time zone and slug are required: without them runs move with daylight saving, and a deploy ends a pause."""
+
+    cron: str
+    timezone: str
+    slug: str
+    active: bool
 
 
 class Deployment(Strict):
@@ -35,17 +51,64 @@ class Deployment(Strict):
     description: str
     tags: list[str]
     parameters: dict[str, Any]
-    enforce_parameter_schema: bool
+    enforce_parameter_schema: Literal[True]
     work_pool: WorkPool
-    concurrency_limit: ConcurrencyLimit
+    concurrency_limit: ConcurrencyLimit | None = None
+    schedules: list[Schedule] = []
 
 
-def test_prefect_yaml_holds_no_unknown_key_and_names_what_exists():
-    content = yaml.safe_load(FILE.read_text())
-    assert set(content) == {"name", "prefect-version", "build", "push", "pull", "deployments"}
-    for entry in content["deployments"]:
-        deployment = Deployment.model_validate(entry)
-        path, function = deployment.entrypoint.split(":")
-        flow = getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), function)
-        assert set(deployment.parameters) <= set(flow.parameters.properties)
-        assert deployment.parameters["preset"] in config.preset_names()
+class File(Strict):
+    name: str
+    prefect_version: str = Field(alias="prefect-version")
+    build: None
+    push: None
+    pull: None
+    definitions: dict[str, Any]
+    deployments: list[Deployment]
+
+
+def content() -> dict[str, Any]:
+    return yaml.safe_load(FILE.read_text())
+
+
+def flow_of(deployment: Deployment) -> Flow:
+    path, function = deployment.entrypoint.split(":")
+    return getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), function)
+
+
+DEPLOYMENTS = {f"{flow_of(entry).name}/{entry.name}": entry for entry in File.model_validate(content()).deployments}
+
+
+def test_the_deployments_are_those_of_the_documentation():
+    assert {"reasoning-pipeline/tiny", "expert-training/expert", "evaluation/run", "composition/run"} <= set(
+        DEPLOYMENTS
+    )
+    assert {entry.work_pool.name for entry in DEPLOYMENTS.values()} <= set(POOLS)
+
+
+@pytest.mark.parametrize(("place", "key"), [((), "deployment"), (("deployments", 0), "shedules")])
+def test_a_key_that_prefect_would_ignore_is_refused(place, key):
+    changed = content()
+    table = changed
+    for part in place:
+        table = table[part]
+    table[key] = []
+    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+        File.model_validate(changed)
+
+
+@pytest.mark.parametrize("name", sorted(DEPLOYMENTS))
+def test_a_deployments_parameters_fit_its_flow_and_its_form_explains_each(name):
+    deployment = DEPLOYMENTS[name]
+    flow = flow_of(deployment)
+    schema = flow.parameters.model_dump_for_openapi()
+    assert set(deployment.parameters) <= set(schema["properties"])
+    required = set(schema.get("required", [])) - set(deployment.parameters)
+    jsonschema.validate(deployment.parameters | dict.fromkeys(required, "x"), schema)
+    for parameter, field in schema["properties"].items():
+        assert len(field["description"]) > 15, parameter
+        assert "default" in field or parameter in required, parameter
+    if "preset" in schema["properties"]:
+        assert schema["properties"]["preset"]["enum"] == config.preset_names()
+    for word in ("tags", "description"):
+        assert getattr(deployment, word)
