@@ -2,9 +2,27 @@
 
 from data.suites.arithmetic_words import ARITHMETIC_WORDS
 from data.suites.base import Example, Suite
+from data.suites.deduction import DEDUCTION, DEDUCTION_CONFLICT
+from data.suites.entailment_scene import ENTAILMENT_SCENE
+from data.suites.entailment_times import ENTAILMENT_TIMES
+from data.suites.exchange_words import EXCHANGE_WORDS
+from data.suites.multihop_reading import MULTIHOP_READING
 from data.suites.program_words import PROGRAM_WORDS
 from data.suites.state_tracking import STATE_TRACKING
 
-SUITES: dict[str, Suite] = {suite.name: suite for suite in (ARITHMETIC_WORDS, PROGRAM_WORDS, STATE_TRACKING)}
+SUITES: dict[str, Suite] = {
+    suite.name: suite
+    for suite in (
+        ARITHMETIC_WORDS,
+        EXCHANGE_WORDS,
+        PROGRAM_WORDS,
+        DEDUCTION,
+        DEDUCTION_CONFLICT,
+        ENTAILMENT_SCENE,
+        ENTAILMENT_TIMES,
+        MULTIHOP_READING,
+        STATE_TRACKING,
+    )
+}
 
 __all__ = ["SUITES", "Example", "Suite"]

@@ -110,3 +110,8 @@ def chain_lines(response: str) -> tuple[list[str], str] | None:
     if not lines[-1].startswith(marker):
         return None
     return lines[:-1], lines[-1][len(marker) :]
+
+
+def is_chain(response: str, steps: list[str], answer: str) -> bool:
+    """Whether `response` holds exactly `steps`, one a line and in order, then the marker and `answer`."""
+    return chain_lines(response) == chain_lines("\n".join([*steps, MARKER + answer]))
