@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from data.errors import UserError
 from data.seeds import derive_seed
-from data.settings import Curriculum, StagedCurriculum
+from data.settings import AdaptiveCurriculum, Curriculum, MixedCurriculum, StagedCurriculum
 
 StartState = dict[str, Any]
 """One row of the table start_states."""
@@ -34,17 +34,22 @@ class CurriculumSampler(Protocol):
 def make_curriculum(settings: Curriculum, rows: Sequence[StartState], seed: int) -> CurriculumSampler:
     """The sampler for `settings` over `rows` (start_states.parquet). The order of `rows` does not matter.
 
-    `none` and `mixed` draw from all rows (R³: the union of all stages), `staged` from one stage after another.
+    `none` and `mixed` draw from all rows (R³: the union of all stages), `staged` from one stage after another,
+    `adaptive` where the policy's own success says that there is most to learn.
     Raises UserError where `rows` is empty or, for `staged`, lacks a stage.
     """
     if not rows:
         raise UserError("there is no start state to choose from; the demonstrations have no training split")
     if isinstance(settings, StagedCurriculum):
         return StagedSampler(rows, seed, settings)
-    return MixedSampler(rows, seed)
+    if isinstance(settings, AdaptiveCurriculum):
+        from data.adaptive import AdaptiveSampler
+
+        return AdaptiveSampler(rows, seed, settings)
+    return MixedSampler(rows, seed, settings.question_share if isinstance(settings, MixedCurriculum) else 0.0)
 
 
-class _Passes:
+class Passes:
     """Rows in shuffled passes without replacement; each pass has its own order, made from the seed and its number."""
 
     def __init__(self, rows: Sequence[StartState], *seed: int | str) -> None:
@@ -64,6 +69,19 @@ class _Passes:
             self.cursor += 1
         return taken
 
+    @property
+    def taken(self) -> int:
+        """How many rows were taken so far."""
+        return self.number * len(self.rows) + self.cursor
+
+    def place(self) -> dict[str, int]:
+        """Pass and place in it, as JSON."""
+        return {"pass": self.number, "cursor": self.cursor}
+
+    def go(self, place: dict[str, int]) -> None:
+        """Continues from what `place` returned."""
+        self.number, self.cursor = place["pass"], place["cursor"]
+
     def _permutation(self) -> list[int]:
         if self._order is None or self._order[0] != self.number:
             order = list(range(len(self.rows)))
@@ -72,50 +90,70 @@ class _Passes:
         return self._order[1]
 
 
+def due(share: float, taken: int, of: int) -> bool:
+    """Whether the next of a stream must be of a kind that is to make up `share` of it: `taken` of `of` were so far."""
+    return taken < share * (of + 1) - 1e-9
+
+
 class MixedSampler:
-    """All start states in shuffled passes: uniform over stages, every one once before any comes again."""
+    """All start states in shuffled passes: uniform over stages, every one once before any comes again.
+
+    Where stage 0 is less than `question_share` of the rows, it has passes of its own and is drawn as often as that.
+    """
 
     kind = "mixed"
 
-    def __init__(self, rows: Sequence[StartState], seed: int) -> None:
-        self._passes = _Passes(rows, seed, "curriculum")
+    def __init__(self, rows: Sequence[StartState], seed: int, question_share: float = 0.0) -> None:
+        questions = [row for row in rows if row["stage"] == 0]
+        self._rows = len(rows)
+        self._share = question_share
+        self._questions: Passes | None = None
+        if len(questions) < question_share * len(rows):
+            rows = [row for row in rows if row["stage"] != 0]
+            self._questions = Passes(questions, seed, "curriculum", "questions")
+        self._passes = Passes(rows, seed, "curriculum")
         self._rounds = 0
 
     def choose(self, round: int, n: int) -> list[StartState]:
         """The next `n` start states of the passes."""
-        _check_round(round, self._rounds)
+        check_round(round, self._rounds)
         self._rounds += 1
-        return self._passes.take(n)
+        return self.more(n)
 
     def more(self, n: int) -> list[StartState]:
         """The next `n` start states of the passes."""
-        return self._passes.take(n)
+        if self._questions is None:
+            return self._passes.take(n)
+        taken = []
+        for _ in range(n):
+            questions = self._questions.taken
+            from_question = due(self._share, questions, questions + self._passes.taken)
+            taken += (self._questions if from_question else self._passes).take(1)
+        return taken
 
     def observe(self, round: int, rows: Sequence[StartState], success_GS: Sequence[Sequence[float | None]]) -> None:
         """The order does not depend on outcomes."""
 
     def state_dict(self) -> dict[str, Any]:
         """Rounds done, pass and place in it, and how many rows there are."""
-        passes = self._passes
-        return {
-            "kind": self.kind,
-            "rounds": self._rounds,
-            "rows": len(passes.rows),
-            "pass": passes.number,
-            "cursor": passes.cursor,
-        }
+        state = {"kind": self.kind, "rounds": self._rounds, "rows": self._rows, **self._passes.place()}
+        return state if self._questions is None else state | {"questions": self._questions.place()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from `state`. Raises ValueError where it belongs to another curriculum or other rows."""
-        _check_state(state, self.kind, len(self._passes.rows))
-        self._rounds, self._passes.number, self._passes.cursor = state["rounds"], state["pass"], state["cursor"]
+        check_state(state, self.kind, self._rows)
+        self._rounds = state["rounds"]
+        self._passes.go(state)
+        if self._questions is not None:
+            self._questions.go(state["questions"])
 
 
 class StagedSampler:
     """One stage after another, from the last start state back to the question, where it stays.
 
     The next stage begins when a round's share of correct rollouts reaches `success_threshold`, or after
-    `rounds_per_stage` rounds (both our choice: the paper does not say how long its stages are).
+    `rounds_per_stage` rounds (both our choice: the paper does not say how long its stages are). With `replay` a share
+    of the start states comes from the stages that are over; they do not count for the threshold.
     """
 
     kind = "staged"
@@ -142,17 +180,20 @@ class StagedSampler:
         self.stage = stage
         self._rounds_in_stage = 0
         self._mastered = False
-        self._passes = _Passes(self._rows_of[stage], self._seed, "curriculum", "stage", stage)
+        self._passes = Passes(self._rows_of[stage], self._seed, "curriculum", "stage", stage)
+        over = [row for later in range(stage + 1, self.settings.n_stages) for row in self._rows_of[later]]
+        self._replayed = Passes(over, self._seed, "curriculum", "replay", stage)
 
     def choose(self, round: int, n: int) -> list[StartState]:
         """The next `n` start states of the present stage; changes the stage first where that is due."""
-        _check_round(round, self._rounds)
+        check_round(round, self._rounds)
         limit = self.settings.rounds_per_stage
         if self.stage > 0 and (self._mastered or (limit is not None and self._rounds_in_stage >= limit)):
             self._enter(self.stage - 1)
         self._rounds += 1
         self._rounds_in_stage += 1
-        return self._passes.take(n)
+        replayed = round_half(self.settings.replay * n) if self._replayed.rows else 0
+        return [*self._passes.take(n - replayed), *self._replayed.take(replayed)]
 
     def more(self, n: int) -> list[StartState]:
         """The next `n` start states of the present stage."""
@@ -160,7 +201,8 @@ class StagedSampler:
 
     def observe(self, round: int, rows: Sequence[StartState], success_GS: Sequence[Sequence[float | None]]) -> None:
         """Notes whether the round's success reached the threshold; unscorable samples do not count."""
-        known = [float(value) for group in success_GS for value in group if value is not None]
+        groups = [group for row, group in zip(rows, success_GS, strict=True) if row["stage"] == self.stage]
+        known = [float(value) for group in groups for value in group if value is not None]
         self._mastered = bool(known) and sum(known) / len(known) >= self.settings.success_threshold
 
     def state_dict(self) -> dict[str, Any]:
@@ -172,27 +214,35 @@ class StagedSampler:
             "stage": self.stage,
             "rounds_in_stage": self._rounds_in_stage,
             "mastered": self._mastered,
-            "pass": self._passes.number,
-            "cursor": self._passes.cursor,
+            **self._passes.place(),
+            "replayed": self._replayed.place(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from `state`. Raises ValueError where it belongs to another curriculum or other rows."""
-        _check_state(state, self.kind, self._rows)
+        check_state(state, self.kind, self._rows)
         self._rounds = state["rounds"]
         self._enter(state["stage"])
         self._rounds_in_stage, self._mastered = state["rounds_in_stage"], state["mastered"]
-        self._passes.number, self._passes.cursor = state["pass"], state["cursor"]
+        self._passes.go(state)
+        self._replayed.go(state["replayed"])
 
 
-def _check_round(round: int, expected: int) -> None:
+def round_half(value: float) -> int:
+    """`value` rounded to a whole number, halves up."""
+    return int(value + 0.5)
+
+
+def check_round(round: int, expected: int) -> None:
+    """Raises ValueError where a round is asked for out of turn."""
     if round != expected:
         raise ValueError(
             f"round {round} was asked of a curriculum whose next round is {expected}; load its state first"
         )
 
 
-def _check_state(state: dict[str, Any], kind: str, rows: int) -> None:
+def check_state(state: dict[str, Any], kind: str, rows: int) -> None:
+    """Raises ValueError where a state belongs to another curriculum or other rows."""
     found = state.get("kind"), state.get("rows")
     if found != (kind, rows):
         raise ValueError(

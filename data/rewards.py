@@ -88,6 +88,16 @@ def _call(path: str, prompts: list, completions: list, columns: dict[str, list])
     return checked
 
 
+def difficulty_weight(kind: str, revealed_steps: int, total_steps: int) -> float:
+    """Weight of a reward by how far from the answer its rollout started (R³'s ablation).
+
+    `none` 1; `linear` the share of steps that are not revealed; `square` its square. From the question it is 1.
+    """
+    if kind == "none":
+        return 1.0
+    return ((total_steps - revealed_steps) / total_steps) ** (2 if kind == "square" else 1)
+
+
 def score(prompts: list, completions: list[str], columns: dict[str, list], settings: RewardSettings) -> list[Scored]:
     """Rewards of completions, all lists of one length B.
 

@@ -137,6 +137,9 @@ class MixedCurriculum(Settings):
     n_stages: int = Field(5, ge=1)
     unique: bool = False
     """Short demonstrations collapse several stages to one start state: False keeps the repeats (published)."""
+    question_share: float = Field(0.2, ge=0.0, le=1.0)
+    """Least share of start states that are the question itself (1 / M, as published, where `n_stages` is 5): with more
+    stages further groups start from the question, since the hard starts matter most."""
 
 
 class StagedCurriculum(Settings):
@@ -148,9 +151,30 @@ class StagedCurriculum(Settings):
     """Rounds after which the next stage begins in any case (our choice; unknown of the paper). None: no limit."""
     success_threshold: float = Field(0.8, gt=0.0, le=1.0)
     """A round's share of correct rollouts from which the next stage begins at once (our choice)."""
+    replay: float = Field(0.0, ge=0.0, lt=1.0)
+    """Share of a round's start states that come from stages which are over (unknown of the paper; 0: none)."""
 
 
-Curriculum = Annotated[NoCurriculum | MixedCurriculum | StagedCurriculum, Field(discriminator="kind")]
+class AdaptiveCurriculum(Settings):
+    """How much of a demonstration is revealed follows the policy's own success (our design; AdaBack is a relative).
+
+    Starts are drawn where the reward of a group varies most, as a success model over the remaining steps predicts it.
+    """
+
+    kind: Literal["adaptive"] = "adaptive"
+    question_share: float = Field(0.2, ge=0.0, le=1.0)
+    """Least share of start states that are the question itself."""
+    decay: float = Field(0.7, gt=0.0, le=1.0)
+    """What an outcome still counts one round later: the policy moves."""
+    prior_rollouts: float = Field(8.0, gt=0.0)
+    """How many rollouts the pooled geometric model is worth beside the counts of one number of remaining steps."""
+    intervals: bool = True
+    """Whether a demonstration that was all right is revealed less the next time, and one that was all wrong more."""
+
+
+Curriculum = Annotated[
+    NoCurriculum | MixedCurriculum | StagedCurriculum | AdaptiveCurriculum, Field(discriminator="kind")
+]
 
 
 class RewardSettings(Settings):
@@ -158,6 +182,9 @@ class RewardSettings(Settings):
 
     partial: float = Field(0.0, ge=0.0, lt=1.0)
     """ε for a finite, parsable but wrong answer; R³ published 0.1 (SVAMP) and 0.2 (GSM8K). 0: off."""
+    difficulty_weight: Literal["none", "linear", "square"] = "none"
+    """Weight of a rollout's reward by the share of the demonstration that it had to write itself, to the power 1 or 2;
+    published as an ablation that is worse than equal rewards."""
     functions: tuple[str, ...] = ()
     """The user's reward functions by import path (`package.module:function`), added to the outcome reward."""
 

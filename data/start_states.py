@@ -9,9 +9,11 @@ import pyarrow.parquet as pq
 from data.artifacts import TableWriter, stable_hash
 from data.errors import UserError
 from data.progress import Report
-from data.settings import Curriculum, MixedCurriculum, NoCurriculum
+from data.settings import AdaptiveCurriculum, Curriculum, MixedCurriculum, NoCurriculum
 
 _BATCH = 1024
+ADAPTIVE_STAGES = 5
+"""Stages under which the cut points of the adaptive curriculum are counted, to be compared with R³'s (our choice)."""
 _COLUMNS = ["item_id", "task", "question", "response", "steps", "answer", "answer_kind", "split"]
 
 
@@ -27,29 +29,45 @@ def revealed_steps(n_steps: int, n_stages: int) -> list[int]:
     return [min(n_steps - 1, round(stage * n_steps / n_stages)) for stage in range(n_stages)]
 
 
+def cuts(n_steps: int, curriculum: Curriculum) -> list[tuple[int, int]]:
+    """(stage, revealed steps) of each start state of an `n_steps`-step demonstration.
+
+    The adaptive curriculum may cut before every step; its stage is R³'s nearest, and 0 for the question alone.
+    """
+    if isinstance(curriculum, AdaptiveCurriculum):
+        last = ADAPTIVE_STAGES - 1
+        return [(0, 0)] + [(min(last, max(1, round(ADAPTIVE_STAGES * k / n_steps))), k) for k in range(1, n_steps)]
+    n_stages = 1 if isinstance(curriculum, NoCurriculum) else curriculum.n_stages
+    found = list(enumerate(revealed_steps(n_steps, n_stages)))
+    if isinstance(curriculum, MixedCurriculum) and curriculum.unique:
+        return list({k: (stage, k) for stage, k in reversed(found)}.values())[::-1]
+    return found
+
+
 def build(demonstrations: Path, curriculum: Curriculum, out: Path, report: Report) -> dict[str, Any]:
     """Writes `out`/start_states.parquet for the training split of `demonstrations` (a demonstrations.parquet).
 
     One row per demonstration and stage; `prefix + remainder == response`, byte for byte. Without a curriculum there is
-    stage 0 only. Short demonstrations collapse several stages to one start state: kept (published), or only the lowest
-    of them where `curriculum.unique`. Returns counts: rows, demonstrations, and rows with an empty prefix.
+    stage 0 only, for the adaptive one a row for every step. Short demonstrations collapse several stages to one start
+    state: kept (published), or only the lowest of them where `curriculum.unique`.
+    Returns counts: rows, demonstrations, and rows with an empty prefix.
     Raises UserError where no demonstration is in the training split.
     """
-    n_stages = 1 if isinstance(curriculum, NoCurriculum) else curriculum.n_stages
-    unique = isinstance(curriculum, MixedCurriculum) and curriculum.unique
     counts = {"demonstrations": 0, "rows": 0, "from_question": 0}
     table = pq.ParquetFile(demonstrations)
     path = out / "start_states.parquet"
+    read = 0
     with TableWriter(path, "start_states") as writer:
         for batch in table.iter_batches(_BATCH, columns=_COLUMNS):
             rows = []
             for row in batch.to_pylist():
                 if row["split"] == "train":
                     counts["demonstrations"] += 1
-                    rows.extend(_states(row, n_stages, unique))
+                    rows.extend(_states(row, curriculum))
             counts["from_question"] += sum(not row["prefix"] for row in rows)
             writer.write(rows)
-            report.progress(writer.rows, table.metadata.num_rows * n_stages, "start states")
+            read += batch.num_rows
+            report.progress(read, table.metadata.num_rows, "demonstrations cut")
         counts["rows"] = writer.rows
     if not counts["rows"]:
         path.unlink()
@@ -60,21 +78,20 @@ def build(demonstrations: Path, curriculum: Curriculum, out: Path, report: Repor
     return counts
 
 
-def _states(row: dict[str, Any], n_stages: int, unique: bool) -> Iterator[dict[str, Any]]:
+def _states(row: dict[str, Any], curriculum: Curriculum) -> Iterator[dict[str, Any]]:
     steps, response = row["steps"], row["response"]
     if not response.startswith("".join(steps)):
         raise ValueError(
             f"demonstration {row['item_id']}: its steps are not the beginning of its response; ingest it again"
         )
-    seen = set()
-    for stage, revealed in enumerate(revealed_steps(len(steps), n_stages)):
-        if unique and revealed in seen:
-            continue
-        seen.add(revealed)
+    adaptive = isinstance(curriculum, AdaptiveCurriculum)
+    n_stages = ADAPTIVE_STAGES if adaptive else getattr(curriculum, "n_stages", 1)
+    for stage, revealed in cuts(len(steps), curriculum):
+        identity = ("revealed", revealed) if adaptive else (stage,)
         prefix = "".join(steps[:revealed])
         yield {
             "item_id": row["item_id"],
-            "start_state_id": stable_hash(row["item_id"], stage)[:32],
+            "start_state_id": stable_hash(row["item_id"], *identity)[:32],
             "task": row["task"],
             "stage": stage,
             "n_stages": n_stages,

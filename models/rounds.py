@@ -19,7 +19,7 @@ from data.artifacts import read_rows, write_table
 from data.curricula import make_curriculum
 from data.errors import UserError
 from data.progress import Report
-from data.rewards import score
+from data.rewards import difficulty_weight, score
 from data.seeds import derive_seed
 from models.advantages import informative, make_estimator, zero_variance_share
 from models.losses import kl_estimate
@@ -151,12 +151,16 @@ def rollout_rows(
     scored = score(columns["question"], [row["completion"] for row in rows], columns, request.reward)
     for row, grade in zip(rows, scored, strict=True):
         failed = row["stop_reason"] == "error"
+        reward = None if failed else grade.reward
+        if reward is not None and request.reward.difficulty_weight != "none":
+            state = starts[row["group"]].row
+            reward *= difficulty_weight(request.reward.difficulty_weight, state["revealed_steps"], state["total_steps"])
         row |= {
             "correct": grade.correct and not failed,
             "parsed": grade.parsed,
             "reason": "the engine gave no finite distribution" if failed else grade.reason,
             "reward_parts": json.dumps(grade.parts, sort_keys=True),
-            "reward": None if failed else grade.reward,
+            "reward": reward,
         }
     return rows
 
@@ -280,7 +284,8 @@ def generate(request: RolloutsRequest, out: Path, report: Report) -> dict[str, A
         advantages_N = make_estimator(rl.advantage)(penalised(rows, rl.kl), [row["group"] for row in rows])
         for row, advantage in zip(rows, advantages_N, strict=True):
             row["advantage"] = advantage
-    metrics = round_metrics(drawn) | {"groups": float(len(groups))}
+    shares = [start.row["revealed_steps"] / start.row["total_steps"] for start in sampler.starts]
+    metrics = round_metrics(drawn) | {"groups": float(len(groups)), "revealed_share_mean": float(np.mean(shares))}
     if rl.kl.coefficient:
         tokens = sum(len(row["completion_ids"]) for row in rows)
         metrics["kl_reference_rollouts"] = sum(row_kl(row, rl.kl.estimator) for row in rows) / max(tokens, 1)

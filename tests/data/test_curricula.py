@@ -110,7 +110,7 @@ def test_staged_resumes(cut):
                 sampler.load_state_dict(state)
             chosen = sampler.choose(number, 2)
             drawn.append(_ids(chosen))
-            sampler.observe(number, chosen, [[1.0]] if number == 0 else [[0.0]])
+            sampler.observe(number, chosen, [[1.0 if number == 0 else 0.0]] * 2)
         return drawn
 
     assert play(True) == play(False)
