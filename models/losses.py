@@ -87,7 +87,10 @@ class ClippedRatioLoss:
 
 
 class SequenceRatioLoss:
-    """GSPO (Zheng et al. 2025, equations 5 and 7): the row's ratio exp(mean of log ratios) stands at every token."""
+    """GSPO (Zheng et al. 2025, equations 5 and 7): the row's ratio exp(mean of log ratios) stands at every token.
+
+    Without `length_normalised` it is exp(sum of log ratios), the ratio of the row as one action (Ahmadian et al. 2024).
+    """
 
     def __init__(self, settings: SequenceRatio):
         self.settings = settings
@@ -97,12 +100,13 @@ class SequenceRatioLoss:
         ratio_BT = self.ratio(batch)
         return _clipped_surrogate(ratio_BT, batch, self.settings.clip_low, self.settings.clip_high)
 
-    @staticmethod
-    def ratio(batch: TokenBatch) -> Tensor:
+    def ratio(self, batch: TokenBatch) -> Tensor:
         """The row's ratio, expanded to [B, T]."""
         log_ratio_BT = batch.log_ratio()
-        lengths_B1 = batch.mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
-        return (log_ratio_BT.sum(dim=1, keepdim=True) / lengths_B1).exp().expand_as(log_ratio_BT)
+        total_B1 = log_ratio_BT.sum(dim=1, keepdim=True)
+        if self.settings.length_normalised:
+            total_B1 = total_B1 / batch.mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
+        return total_B1.exp().expand_as(log_ratio_BT)
 
 
 class ClippedImportanceLoss:

@@ -22,7 +22,7 @@ from models.base import base_hash, base_name, load_base, read_base
 from models.device import select_device
 from models.requests import Device, PolicyFiles
 from models.scoring import TokenRow, completion_logits, completion_logprobs
-from models.settings import FullTraining, LoraTraining, Parameters
+from models.settings import VOCABULARY_CHUNK, FullTraining, LoraTraining, Parameters
 from models.tokenization import eos_ids
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -170,10 +170,14 @@ class Policy:
         (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
     def completion_logprobs(
-        self, rows: Sequence[TokenRow], temperature: float = 1.0, tokens_per_micro_batch: int = 8192
+        self,
+        rows: Sequence[TokenRow],
+        temperature: float = 1.0,
+        tokens_per_micro_batch: int = 8192,
+        vocabulary_chunk: int = VOCABULARY_CHUNK,
     ) -> list[torch.Tensor]:
         """log π(completion | prompt) of each row's completion tokens; see `models.scoring.completion_logprobs`."""
-        return completion_logprobs(self.network, rows, temperature, tokens_per_micro_batch)
+        return completion_logprobs(self.network, rows, temperature, tokens_per_micro_batch, vocabulary_chunk)
 
     def completion_logits(
         self, rows: Sequence[TokenRow], temperature: float = 1.0

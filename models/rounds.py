@@ -190,7 +190,8 @@ def add_reference(rows: list[dict[str, Any]], policy: Policy, request: RolloutsR
     """Puts the warm-up policy's log-probabilities of the completions into `rows`, where a KL term is on."""
     tokens = [TokenRow(row["prompt_ids"], row["completion_ids"]) for row in rows]
     with policy.reference(request.reference) as reference:
-        found = reference.completion_logprobs(tokens, request.rl.temperature, request.rl.tokens_per_micro_batch)
+        rl = request.rl
+        found = reference.completion_logprobs(tokens, rl.temperature, rl.tokens_per_micro_batch, rl.vocabulary_chunk)
     for row, logprobs_C in zip(rows, found):
         row["reference_logprobs"] = logprobs_C.tolist()
 

@@ -8,6 +8,8 @@ from data.settings import Settings
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
+VOCABULARY_CHUNK = 8192
+
 
 class TinyLlama(Settings):
     """A small Llama built in the run and pre-trained on procedural text: no download, no GPU."""
@@ -73,6 +75,8 @@ class WarmupSettings(Settings):
     weight_decay: float = Field(0.0, ge=0)
     max_gradient_norm: float = Field(1.0, gt=0)
     tokens_per_micro_batch: int = Field(8192, ge=1)
+    vocabulary_chunk: int = Field(VOCABULARY_CHUNK, ge=0)
+    """See `RLSettings.vocabulary_chunk`."""
 
 
 class GroupMean(Settings):
@@ -148,6 +152,9 @@ class SequenceRatio(_TokenLoss):
     clip_high: float = Field(4e-4, gt=0)
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = "sequence_mean"
     """As in the other losses; published: the mean over rows."""
+    length_normalised: bool = True
+    """False: the ratio of whole rows, the product of their tokens' ratios, as RLOO takes a row for one action; the
+    bounds to go with it are those of PPO (0.2)."""
 
 
 class ClippedImportance(_TokenLoss):
@@ -168,6 +175,9 @@ class KLSettings(Settings):
     """0: no reference log-probabilities are computed."""
     estimator: Literal["k1", "k2", "k3"] = "k3"
     place: Literal["loss", "reward"] = "loss"
+    importance_weighted: bool = False
+    """In the loss: the term is multiplied with the ratio π/π_old and its gradient, so that the gradient of k1 and k3 is
+    that of the true KL (DeepSeek-V3.2; TRL's default). False: the term of GRPO as published."""
 
 
 class RLSettings(Settings):
@@ -205,8 +215,16 @@ class RLSettings(Settings):
     policy that sampled it; 1 to rounding where both compute alike. None: no correction."""
     train_truncated: bool = True
     """Whether rollouts that ended at the length limit are trained on; False masks them."""
+    row_layout: Literal["shared", "padded", "packed"] = "shared"
+    """How a micro-batch is laid out; the numbers are the same up to rounding. `shared`: the prompt of a group once, its
+    completions in passes of like length; `padded`: whole rows of like length; `packed`: whole rows one after another in
+    lines, with next to no padding."""
+    vocabulary_chunk: int = Field(VOCABULARY_CHUNK, ge=0)
+    """Log-probabilities are computed for this many vocabulary entries at a time where the vocabulary is larger, and
+    again in the backward pass: memory grows with this and not with the vocabulary. 0: all at once."""
     gradient_checkpointing: bool = False
-    """Recompute the layers' activations in the backward pass: less memory, about a third more arithmetic."""
+    """Recompute the layers' activations in the backward pass: less memory, about a third more arithmetic. Such layers
+    keep no keys to share: the layout `shared` is computed as `padded` then."""
     validate_every: int = Field(5, ge=1)
     """Rounds between validations; the checkpoint with the best validation accuracy is the arm's result."""
     keep_rounds: int = Field(2, ge=1)
@@ -225,10 +243,16 @@ class RLSettings(Settings):
                 f"rl.samples is 1, but the advantage {self.advantage.kind!r} compares the samples of a group: all "
                 "advantages would be 0; use at least 2 samples, gae, or global_normalisation with baseline round"
             )
-        if self.kl.coefficient and self.kl.place == "loss" and self.kl.estimator == "k1":
+        weighted = self.kl.importance_weighted
+        if self.kl.coefficient and self.kl.place == "loss" and self.kl.estimator == "k1" and not weighted:
             raise ValueError(
                 "rl.kl.estimator k1 in the loss has a gradient of mean 0 and ignores the reference; "
-                "use k2 or k3, or rl.kl.place reward"
+                "use k2 or k3, rl.kl.importance_weighted, or rl.kl.place reward"
+            )
+        if weighted and (self.kl.place == "reward" or self.kl.estimator == "k2"):
+            raise ValueError(
+                "rl.kl.importance_weighted mends the gradient of k1 and k3 in the loss; k2 has the true gradient "
+                "without it, and a KL term in the reward has none: leave it false there"
             )
         return self
 

@@ -6,9 +6,8 @@ positions only. The numbers are those of one pass over whole rows, up to roundin
 """
 
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,23 +15,12 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers.cache_utils import Cache
 
 from models.rollout.slots import PrefillCache
-from models.scoring import TokenRow, completion_logits, logits_at
+from models.scoring import How, Piece, TokenRow, TokenScores, padded, token_scores
 
 FULL_ENOUGH = 0.75
 """A pass takes no completion shorter than this share of its longest one ..."""
 SMALL_PASS = 1024
 """... unless it holds fewer tokens than this (both our choice: a pass of its own must be worth its overhead)."""
-
-
-class Piece(NamedTuple):
-    """Logits in front of N completion tokens, those tokens, and where they stand: row and column of the batch."""
-
-    logits_NV: Tensor
-    targets_N: Tensor
-    rows_N: Tensor
-    columns_N: Tensor
-    hidden_NH: Tensor
-    """The hidden states that the logits come from."""
 
 
 class _SharedPrefix(Cache):
@@ -62,29 +50,18 @@ class _SharedPrefix(Cache):
         return self.get_seq_length()
 
 
-@contextmanager
-def seen_by_output_layer(network: Any) -> Iterator[list[Tensor]]:
-    """Collects the hidden states [N, H] from which forward passes compute their logits."""
-    seen: list[Tensor] = []
-    handle = network.get_output_embeddings().register_forward_hook(lambda _, inputs, __: seen.append(inputs[0][0]))
-    try:
-        yield seen
-    finally:
-        handle.remove()
-
-
-def whole_rows(network: Any, rows: Sequence[TokenRow], temperature: float) -> list[Piece]:
+def whole_rows(network: Any, rows: Sequence[TokenRow], how: How) -> list[Piece]:
     """One pass over whole rows, padded on the right."""
-    with seen_by_output_layer(network) as hidden:
-        logits_NV, targets_N = completion_logits(network, rows, temperature)
+    device = network.device
+    ids_BT, flat_N, targets_N = (tensor.to(device) for tensor in padded(rows))
+    scores = token_scores(network, ids_BT, flat_N, targets_N, how)
     lengths = [len(row.completion_ids) for row in rows]
     rows_N = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor(lengths))
     columns_N = torch.cat([torch.arange(length) for length in lengths])
-    device = logits_NV.device
-    return [Piece(logits_NV, targets_N, rows_N.to(device), columns_N.to(device), hidden[0])]
+    return [Piece(scores, rows_N.to(device), columns_N.to(device))]
 
 
-def shared_prompts(network: Any, rows: Sequence[TokenRow], temperature: float) -> list[Piece]:
+def shared_prompts(network: Any, rows: Sequence[TokenRow], how: How) -> list[Piece]:
     """One pass over the distinct prompts, then passes over the completions of like length."""
     device = network.device
     prompts = list(dict.fromkeys(tuple(row.prompt_ids) for row in rows))
@@ -95,13 +72,13 @@ def shared_prompts(network: Any, rows: Sequence[TokenRow], temperature: float) -
     prefix = PrefillCache()
     flat_P = torch.arange(len(prompts)) * ids_PT.shape[1] + lengths_P - 1
     hosts_B = torch.tensor(hosts, device=device)
-    with seen_by_output_layer(network) as hidden:
-        logits_PV = _logits(network, temperature, ids_PT.to(device), flat_P.to(device), prefix)
     first = torch.tensor([row.completion_ids[0] for row in rows], device=device)
     everyone = torch.arange(len(rows), device=device)
-    pieces = [Piece(logits_PV[hosts_B], first, everyone, torch.zeros_like(everyone), hidden[0][hosts_B])]
+    # The end of a prompt predicts the first token of each of its rows: it is scored once a row.
+    scores = _scores(network, how, ids_PT.to(device), flat_P.to(device)[hosts_B], first, prefix)
+    pieces = [Piece(scores, everyone, torch.zeros_like(everyone))]
     for batch in completion_passes([len(row.completion_ids) - 1 for row in rows]):
-        pieces.append(_continue(network, rows, batch, temperature, prefix, hosts_B, lengths_P.to(device)))
+        pieces.append(_continue(network, rows, batch, how, prefix, hosts_B, lengths_P.to(device)))
     return pieces
 
 
@@ -109,7 +86,7 @@ def _continue(
     network: Any,
     rows: Sequence[TokenRow],
     batch: Sequence[int],
-    temperature: float,
+    how: How,
     prefix: PrefillCache,
     hosts_B: Tensor,
     lengths_P: Tensor,
@@ -125,24 +102,25 @@ def _continue(
     seen_BT[:, :prompt_width] = torch.arange(prompt_width, device=device) < before_B1
     places_N = torch.repeat_interleave(torch.arange(len(batch)), torch.tensor(counts)).to(device)
     columns_N = torch.cat([torch.arange(count) for count in counts]).to(device)
-    with seen_by_output_layer(network) as hidden:
-        logits_NV = _logits(
-            network,
-            temperature,
-            ids_BC,
-            places_N * width + columns_N,
-            _SharedPrefix(prefix, hosts_B[chosen_B]),
-            attention_mask=seen_BT,
-            position_ids=before_B1 + torch.arange(width, device=device),
-        )
     targets_N = torch.cat([torch.tensor(rows[i].completion_ids[1:]) for i in batch]).to(device)
-    return Piece(logits_NV, targets_N, chosen_B[places_N], columns_N + 1, hidden[0])
+    scores = _scores(
+        network,
+        how,
+        ids_BC,
+        places_N * width + columns_N,
+        targets_N,
+        _SharedPrefix(prefix, hosts_B[chosen_B]),
+        attention_mask=seen_BT,
+        position_ids=before_B1 + torch.arange(width, device=device),
+    )
+    return Piece(scores, chosen_B[places_N], columns_N + 1)
 
 
-def _logits(network: Any, temperature: float, ids: Tensor, flat_N: Tensor, cache: Cache, **inputs: Any) -> Tensor:
+def _scores(
+    network: Any, how: How, ids: Tensor, flat_N: Tensor, targets_N: Tensor, cache: Cache, **inputs: Any
+) -> TokenScores:
     name = "cache" if "cache" in inspect.signature(network.forward).parameters else "past_key_values"
-    logits_NV = logits_at(network, ids, flat_N, use_cache=True, **{name: cache}, **inputs).float()
-    return logits_NV if temperature == 1 else logits_NV / temperature
+    return token_scores(network, ids, flat_N, targets_N, how, use_cache=True, **{name: cache}, **inputs)
 
 
 def completion_passes(lengths: Sequence[int]) -> list[list[int]]:

@@ -8,6 +8,7 @@ import torch
 
 from data.progress import Report
 from models.scoring import TokenRow, completion_logprobs, micro_batches
+from models.settings import VOCABULARY_CHUNK
 
 LOG_LINES = 10
 """Log lines over a whole run, besides the progress."""
@@ -25,7 +26,9 @@ def learning_rate_at(
     return peak * 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
 
 
-def gradient(network: Any, rows: Sequence[TokenRow], tokens_per_micro_batch: int) -> tuple[float, int]:
+def gradient(
+    network: Any, rows: Sequence[TokenRow], tokens_per_micro_batch: int, vocabulary_chunk: int = VOCABULARY_CHUNK
+) -> tuple[float, int]:
     """Adds the gradient of the mean negative log-likelihood per completion token of `rows`; returns it and the tokens.
 
     One denominator, the completion tokens of all `rows`: the cut into micro-batches changes nothing.
@@ -35,7 +38,8 @@ def gradient(network: Any, rows: Sequence[TokenRow], tokens_per_micro_batch: int
     total = 0.0
     for indices in micro_batches(lengths, tokens_per_micro_batch):
         batch = [rows[index] for index in indices]
-        loss = -torch.cat(completion_logprobs(network, batch, tokens_per_micro_batch=tokens_per_micro_batch)).sum()
+        logprobs = completion_logprobs(network, batch, 1.0, tokens_per_micro_batch, vocabulary_chunk)
+        loss = -torch.cat(logprobs).sum()
         loss = loss / tokens
         loss.backward()
         total += loss.item()
@@ -52,6 +56,7 @@ def fit(
     weight_decay: float,
     max_gradient_norm: float,
     tokens_per_micro_batch: int,
+    vocabulary_chunk: int = VOCABULARY_CHUNK,
     report: Report,
     what: str,
 ) -> list[dict[str, Any]]:
@@ -69,7 +74,7 @@ def fit(
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.zero_grad(set_to_none=True)
-        loss, tokens = gradient(network, rows, tokens_per_micro_batch)
+        loss, tokens = gradient(network, rows, tokens_per_micro_batch, vocabulary_chunk)
         norm = torch.nn.utils.clip_grad_norm_(parameters, max_gradient_norm).item()
         if not math.isfinite(loss) or not math.isfinite(norm):
             raise FloatingPointError(

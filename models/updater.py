@@ -31,9 +31,10 @@ from models.losses import (
     token_weights,
     weighted_sum,
 )
+from models.packing import check_packable, packed_batches, packed_rows
 from models.policy import Policy
-from models.scoring import TokenRow, micro_batches
-from models.settings import GeneralisedAdvantage, RLSettings
+from models.scoring import How, TokenRow, micro_batches
+from models.settings import VOCABULARY_CHUNK, GeneralisedAdvantage, RLSettings
 from models.shared_prompts import group_batches, shared_prompts, whole_rows
 from models.training_rows import TrainRow, kl_in_loss
 
@@ -56,27 +57,27 @@ def score(
     temperature: float,
     entropy_gradient: bool = False,
     critic: ValueHead | None = None,
-    share: bool = True,
+    layout: str = "shared",
+    vocabulary_chunk: int = VOCABULARY_CHUNK,
 ) -> Scores:
     """Log-probabilities, entropies and values of the tempered policy; T is the longest completion of `rows`.
 
-    With `share`, prompts that rows have in common are computed once.
+    `layout` and `vocabulary_chunk` are `rl.row_layout` and `rl.vocabulary_chunk`: how it is computed, not what.
     """
-    common = share and len({tuple(row.prompt_ids) for row in rows}) < len(rows)
-    found = (shared_prompts if common else whole_rows)(policy.network, rows, temperature)
-    logprobs, entropies = [], []
-    for piece in found:
-        normaliser_N = piece.logits_NV.logsumexp(-1)
-        logprobs.append(piece.logits_NV.gather(1, piece.targets_N[:, None])[:, 0] - normaliser_N)
-        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            entropies.append(normaliser_N - (piece.logits_NV.softmax(-1) * piece.logits_NV).sum(-1))
+    how = How(temperature, "gradient" if entropy_gradient else "values", vocabulary_chunk)
+    if layout == "packed":
+        found = packed_rows(policy.network, rows, how)
+    elif layout == "shared" and len({tuple(row.prompt_ids) for row in rows}) < len(rows):
+        found = shared_prompts(policy.network, rows, how)
+    else:
+        found = whole_rows(policy.network, rows, how)
     places = tuple(torch.cat([getattr(piece, name) for piece in found]) for name in ("rows_N", "columns_N"))
     lengths_B = torch.tensor([len(row.completion_ids) for row in rows], device=places[0].device)
     mask_BT = torch.arange(int(lengths_B.max()), device=lengths_B.device) < lengths_B[:, None]
-    values = [] if critic is None else [critic.values(piece.hidden_NH) for piece in found]
+    values = [] if critic is None else [critic.values(piece.scores.hidden_NH) for piece in found]
     return Scores(
-        _spread(logprobs, places, mask_BT),
-        _spread(entropies, places, mask_BT),
+        _spread([piece.scores.logprobs_N for piece in found], places, mask_BT),
+        _spread([piece.scores.entropy_N for piece in found], places, mask_BT),
         mask_BT,
         _spread(values, places, mask_BT) if values else None,
     )
@@ -92,6 +93,8 @@ class Updater:
     """Takes the optimiser steps of one round on `policy`."""
 
     def __init__(self, policy: Policy, rl: RLSettings, rows: Sequence[TrainRow]):
+        if rl.row_layout == "packed":
+            check_packable(policy.network.config)
         self.policy = policy
         self.rl = rl
         self.rows = rows
@@ -132,17 +135,23 @@ class Updater:
     def micro_batches(self, positions: Sequence[int]) -> list[list[int]]:
         """`positions` in parts that are computed together."""
         rows = [self.rows[i].tokens for i in positions]
-        if self.rl.gradient_checkpointing:
-            batches = micro_batches([len(row.prompt_ids) + len(row.completion_ids) for row in rows], self.budget)
-        else:
+        if self.layout == "shared":
             batches = group_batches(rows, self.budget)
+        else:
+            lengths = [len(row.prompt_ids) + len(row.completion_ids) for row in rows]
+            batches = (packed_batches if self.layout == "packed" else micro_batches)(lengths, self.budget)
         return [[positions[index] for index in batch] for batch in batches]
 
+    @property
+    def layout(self) -> str:
+        """`rl.row_layout`; layers that recompute their activations keep no keys to share."""
+        return "padded" if self.rl.gradient_checkpointing and self.rl.row_layout == "shared" else self.rl.row_layout
+
     def score(self, positions: Sequence[int], entropy_gradient: bool = False) -> Scores:
-        """`score` of the rows at `positions`. Layers that recompute their activations keep no keys to share."""
+        """`score` of the rows at `positions`."""
         rows = [self.rows[i].tokens for i in positions]
-        share = not self.rl.gradient_checkpointing
-        return score(self.policy, rows, self.rl.temperature, entropy_gradient, self.critic, share)
+        rl = self.rl
+        return score(self.policy, rows, rl.temperature, entropy_gradient, self.critic, self.layout, rl.vocabulary_chunk)
 
     @torch.no_grad()
     def ask_critic(self) -> dict[str, float]:
@@ -242,6 +251,8 @@ class Updater:
             reference_BT = self._padded([row.reference_logprobs_C for row in rows])
             kl_BT = kl_estimate(logprobs_BT, reference_BT, self.rl.kl.estimator)
             statistics.add_tokens("kl_reference", kl_BT.detach(), mask_BT)
+            if self.rl.kl.importance_weighted:
+                kl_BT = kl_BT * batch.log_ratio().exp()
             loss = loss + self.rl.kl.coefficient * weighted_sum(kl_BT, weights_BT, mask_BT)
         if self.rl.entropy_coefficient:
             loss = loss - self.rl.entropy_coefficient * weighted_sum(entropy_BT, weights_BT, mask_BT)

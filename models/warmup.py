@@ -83,6 +83,7 @@ def warm_up(request: WarmupRequest, out: Path, report: Report) -> dict[str, Any]
         weight_decay=settings.weight_decay,
         max_gradient_norm=settings.max_gradient_norm,
         tokens_per_micro_batch=settings.tokens_per_micro_batch,
+        vocabulary_chunk=settings.vocabulary_chunk,
         report=report,
         what="warm-up",
     )

@@ -3,6 +3,7 @@
 import math
 import os
 import random
+from contextlib import nullcontext
 from unittest.mock import Mock
 
 import pytest
@@ -10,12 +11,12 @@ import torch
 
 from data.artifacts import read_rows, write_table
 from data.progress import Silent
-from models import updater
+from models import scoring, updater
 from models.policy import Policy
 from models.requests import PolicyFiles
 from models.scoring import TokenRow
 from models.settings import FullTraining
-from models.shared_prompts import Piece, completion_passes, group_batches
+from models.shared_prompts import completion_passes, group_batches
 from models.training_rows import TrainRow, train_rows
 from models.update import recompute_activations
 from models.updater import Updater, score
@@ -112,10 +113,55 @@ def test_order_and_repetition(files, rows, tmp_path, loss):
     equal(whole, run(tmp_path / "twice", files, [*rows, *rows], loss=loss))
 
 
-def test_gradient_checkpointing(files, rows, tmp_path):
+@pytest.mark.parametrize("layout", ["shared", "packed"])
+def test_gradient_checkpointing(files, rows, tmp_path, layout):
     plain = run(tmp_path / "plain", files, rows)
-    recomputed = run(tmp_path / "recomputed", files, rows, recompute_activations, gradient_checkpointing=True)
-    equal(plain, recomputed)
+    changes = {"row_layout": layout, "gradient_checkpointing": True}
+    equal(plain, run(tmp_path / "recomputed", files, rows, recompute_activations, **changes))
+
+
+@pytest.mark.parametrize("parameters", [LORA, FullTraining()], ids=["lora", "full"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"row_layout": "padded"},
+        {"row_layout": "packed"},
+        {"row_layout": "packed", "tokens_per_micro_batch": 40},
+        {"row_layout": "shared", "vocabulary_chunk": 50},
+        {"row_layout": "padded", "vocabulary_chunk": 1, "tokens_per_micro_batch": 1},
+        {"row_layout": "packed", "vocabulary_chunk": 127},
+    ],
+    ids=lambda changes: "-".join(map(str, changes.values())),
+)
+def test_layout_and_vocabulary_chunk(files, rows, tmp_path, changes, parameters):
+    """Shared, padded or packed rows, the vocabulary whole or in chunks: the same loss, gradient and step."""
+    files = files if parameters == LORA else PolicyFiles(base=files.base)
+    wanted = run(tmp_path / "wanted", files, rows, parameters=parameters, vocabulary_chunk=0)
+    found = run(tmp_path / "found", files, rows, parameters=parameters, **changes)
+    equal(wanted, found)
+    for name, value in wanted[0].items():
+        assert value == pytest.approx(found[0][name], rel=1e-4, abs=1e-6), name
+
+
+@pytest.mark.parametrize("changes", [{"row_layout": "packed"}, {"vocabulary_chunk": 50}], ids=["packed", "chunk"])
+def test_the_value_head_under_every_layout(files, rows, tmp_path, changes):
+    """PPO: old values, advantages and the head's step are the same."""
+
+    def ppo(folder, **more):
+        request = update_request(folder, files, rows, advantage={"kind": "gae"}, epochs=2, **more)
+        found = train_rows(read_rows(request.rollouts, "rollouts"), request.rl)
+        updater = Updater(Policy.load(files, LORA, CPU, trainable=True), request.rl, found)
+        updater.optimizer = torch.optim.SGD([parameter for _, parameter in updater.named], lr=0.1)
+        figures = updater.ask_critic()
+        for _ in range(2):
+            figures |= updater.step(range(len(found)))
+        return figures, dict(updater.named)
+
+    one, other = ppo(tmp_path / "plain", row_layout="padded", vocabulary_chunk=0), ppo(tmp_path / "other", **changes)
+    for name, value in one[0].items():
+        assert value == pytest.approx(other[0][name], rel=1e-4, abs=1e-5), name
+    for name, parameter in one[1].items():
+        assert torch.allclose(parameter, other[1][name], rtol=1e-5, atol=1e-6), name
 
 
 def test_checkpointing_is_really_on(files, rows):
@@ -190,13 +236,12 @@ def test_tempered_logprobs_by_hand(monkeypatch):
     logits = torch.tensor([2.0, 0.0])
     assert (logits / 0.5).log_softmax(0)[0].item() == pytest.approx(-0.01815, abs=1e-5)
 
-    def two_tokens(network, rows, temperature):
-        zero = torch.tensor([0])
-        return [Piece(logits[None] / temperature, zero, zero, zero, torch.zeros(1, 1))]
-
-    monkeypatch.setattr(updater, "whole_rows", two_tokens)
+    monkeypatch.setattr(scoring, "logits_at", lambda *_, **__: logits[None])
+    monkeypatch.setattr(scoring, "seen_by_output_layer", lambda _: nullcontext([torch.zeros(1, 1)]))
+    network = Mock(device="cpu")
+    network.config.get_text_config.return_value.vocab_size = 2
     for temperature, wanted in [(0.5, -0.01815), (1.0, -0.12693)]:
-        scores = score(Mock(), [TokenRow([1], [0])], temperature)
+        scores = score(Mock(network=network), [TokenRow([1], [0])], temperature)
         assert scores.logprobs_BT.item() == pytest.approx(wanted, abs=1e-5)
         p = math.exp(wanted)
         assert scores.entropy_BT.item() == pytest.approx(-p * math.log(p) - (1 - p) * math.log(1 - p), abs=1e-4)
@@ -276,9 +321,9 @@ def test_a_shared_prompt_is_the_repeated_prompt(files, rows, temperature, monkey
     monkeypatch.setattr("models.shared_prompts.SMALL_PASS", 1)
     tokens = [TokenRow(row["prompt_ids"], row["completion_ids"]) for row in rows] + [TokenRow([1, 7], [9])]
     results = []
-    for share in (True, False):
+    for layout in ("shared", "padded"):
         policy = Policy.load(files, LORA, CPU, trainable=True)
-        scores = score(policy, tokens, temperature, entropy_gradient=True, share=share)
+        scores = score(policy, tokens, temperature, entropy_gradient=True, layout=layout)
         (scores.logprobs_BT.sin().sum() + scores.entropy_BT.square().sum()).backward()
         results.append((scores, {name: p.grad for name, p in policy.trainable_parameters()}))
     (shared, gradients), (whole, wanted) = results

@@ -78,6 +78,15 @@ def test_sequence_ratio_is_the_geometric_mean_at_every_token():
     assert make_loss(SequenceRatio())(batch).clipped_high_BT.tolist() == [[True, True, True, False]]
 
 
+def test_the_ratio_of_a_row_as_one_action():
+    """Without the length the ratio is the product: exp(0.1 − 0.3 + 0.5) at every token."""
+    batch = TokenBatch(
+        torch.tensor([[0.1, -0.3, 0.5]]), torch.zeros(1, 3), torch.ones(1, 3), torch.ones(1, 3, dtype=torch.bool)
+    )
+    loss = make_loss(SequenceRatio(length_normalised=False, clip_high=1.0))
+    assert loss.ratio(batch)[0].tolist() == pytest.approx([math.exp(0.3)] * 3)
+
+
 def aggregate(rows: list[list[float]], how: str, max_new_tokens: int = 8, width: int | None = None) -> float:
     """Loss of rows of token losses, padded with NaN to `width`."""
     width = width or max(map(len, rows))
@@ -180,6 +189,12 @@ def test_gradients_of_the_kl_estimators_over_a_whole_vocabulary():
     assert torch.allclose(expected["k1"], torch.zeros(4, dtype=torch.float64), atol=1e-12)
     assert torch.allclose(expected["k2"], true, atol=1e-12)
     assert not torch.allclose(expected["k3"], true, atol=1e-3)
+    # Weighted with the ratio (1 here, but with its gradient) k1 and k3 have the true gradient, k2 has not.
+    ratio = (policy - policy.detach()).exp()
+    for estimator, right in [("k1", True), ("k2", False), ("k3", True)]:
+        sampled = (policy.exp().detach() * ratio * kl_estimate(policy, reference, estimator)).sum()
+        (gradient,) = torch.autograd.grad(sampled, logits, retain_graph=True)
+        assert torch.allclose(gradient, true, atol=1e-12) == right
 
 
 def test_engine_correction_is_truncated_and_counted():
@@ -229,6 +244,9 @@ def test_any_cut_into_micro_batches_gives_the_same_loss(lengths, how, data):
 def test_settings_refuse_what_would_train_nothing():
     with pytest.raises(ValueError, match="gradient of mean 0"):
         RLSettings(kl={"coefficient": 0.1, "estimator": "k1"})
+    RLSettings(kl={"coefficient": 0.1, "estimator": "k1", "importance_weighted": True})
+    with pytest.raises(ValueError, match="mends the gradient"):
+        RLSettings(kl={"coefficient": 0.1, "estimator": "k2", "importance_weighted": True})
     with pytest.raises(ValueError, match="does not divide"):
         RLSettings(prompts=16, steps=3)
     with pytest.raises(ValueError, match="samples is 1"):
