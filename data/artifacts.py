@@ -6,6 +6,7 @@ files, written last. Tables are Parquet (zstd) with a typed schema whose name an
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("benchmark", _STRING),
             ("split", _STRING),
             ("item_id", _STRING),
-            ("sample", _INT),
+            ("sample", _INT),  # 0 .. k-1; -1: the greedy answer beside k samples
             ("subject", _STRING),
             ("question", _STRING),
             ("completion", _STRING),
@@ -159,6 +160,17 @@ def write_table(path: Path, name: str, rows: Sequence[dict[str, Any]] | pa.Table
         table = pa.Table.from_pylist(list(rows), schema=schema)
     pq.write_table(table, path, compression="zstd")
     return table.num_rows
+
+
+def replace_table(path: Path, name: str, rows: Sequence[dict[str, Any]] | pa.Table) -> int:
+    """`write_table` in one step: a reader, or a kill, meets the old file (or none) or the whole new one."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        count = write_table(part, name, rows)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return count
 
 
 class TableWriter:

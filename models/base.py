@@ -4,11 +4,13 @@ A base folder holds `base.json` (what it is) and, for a tiny model, `model/` (sa
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from data.artifacts import file_hash, stable_hash, write_table
-from data.errors import UserError
+from data.errors import UserError, disk_problem
 from data.progress import Report
 from models.device import select_device
 from models.fetch import SMOL, smol_folder, smol_problem
@@ -42,9 +44,20 @@ def base_hash(folder: Path) -> str:
     """A hash over the content of the base: equal for equal weights wherever they lie. A hub model goes by its name."""
     base = read_base(folder)
     source = _weights_folder(folder, base)
-    files = sorted(path for path in source.rglob("*") if path.is_file()) if source is not None else []
-    contents = {path.relative_to(source).as_posix(): _remembered_hash(path) for path in files}
-    return stable_hash(base, contents)
+    return stable_hash(base, {} if source is None else file_hashes(source))
+
+
+def model_hash(folder: Path) -> str:
+    """A hash over the files of a base folder's model, wherever they lie; a hub model goes by its name and revision."""
+    base = read_base(folder)
+    source = _weights_folder(folder, base)
+    return stable_hash(base["name"], base["revision"]) if source is None else stable_hash(file_hashes(source))
+
+
+def file_hashes(folder: Path) -> dict[str, str]:
+    """Path below `folder` → SHA-256 of every file; a file that has not changed is read once per process."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): _remembered_hash(path) for path in files}
 
 
 def _weights_folder(folder: Path, base: dict[str, Any]) -> Path | None:
@@ -83,10 +96,32 @@ def load_base(folder: Path) -> tuple[Any, Any]:
     if local is not None and not list(local.glob("*.safetensors")):
         raise UserError(f"{where} holds no *.safetensors; convert the model's weights to safetensors")
     options = {"revision": base["revision"], "trust_remote_code": False}
-    model = AutoModelForCausalLM.from_pretrained(
-        where, dtype=getattr(torch, base["dtype"]), use_safetensors=True, attn_implementation="sdpa", **options
-    )
-    return model, AutoTokenizer.from_pretrained(where, **options)
+    dtype = getattr(torch, base["dtype"])
+    with _named(where, base, local is not None):
+        model = AutoModelForCausalLM.from_pretrained(
+            where, dtype=dtype, use_safetensors=True, attn_implementation="sdpa", **options
+        )
+        return model, AutoTokenizer.from_pretrained(where, **options)
+
+
+@contextmanager
+def _named(where: str, base: dict[str, Any], local: bool) -> Iterator[None]:
+    """Errors of a model that is not there or not readable as UserErrors; a hub out of reach as ConnectionError."""
+    from huggingface_hub import constants
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        if isinstance(error, (UserError, ConnectionError, TimeoutError)) or disk_problem(error):
+            raise
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if not local and "connect" in reason and not constants.HF_HUB_OFFLINE:
+            raise ConnectionError(f"model {where!r}: {reason}") from None
+        raise UserError(
+            f"model {where!r} (revision {base['revision']}) cannot be read: {reason}; name a folder with config.json, "
+            "tokenizer and safetensors, or a model of the hub"
+        ) from None
 
 
 def prepare(request: BaseRequest, out: Path, report: Report) -> dict[str, Any]:

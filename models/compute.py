@@ -19,7 +19,7 @@ import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
-from data.errors import UserError
+from data.errors import UserError, disk_problem
 
 PROGRESS_SECONDS = 0.5
 ROOMS = ("models.", "data.")
@@ -69,7 +69,7 @@ def call(function: str, request: dict[str, Any], out: str | None, report: PipeRe
 
 def error_kind(error: BaseException) -> str:
     """`user` (mended by the user, never retried), `transient` (may pass), `bug` (the rest)."""
-    if isinstance(error, UserError):
+    if isinstance(error, UserError) or disk_problem(error):
         return "user"
     out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     passing = isinstance(error, (ConnectionError, TimeoutError, BlockingIOError, InterruptedError))
@@ -88,7 +88,7 @@ def serve(requests: "queue.Queue[str | None]", report: PipeReport) -> None:
                 type="error",
                 kind=error_kind(error),
                 name=type(error).__name__,
-                message=str(error),
+                message=disk_problem(error) or str(error),
                 traceback=traceback.format_exc(),
             )
         else:

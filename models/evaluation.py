@@ -7,7 +7,7 @@ from typing import Any
 
 from data.artifacts import read_rows, write_table
 from data.errors import UserError
-from data.grading import grade
+from data.grading import grade, warm
 from data.progress import Report
 from data.seeds import derive_seed
 from data.settings import Prompt
@@ -44,6 +44,14 @@ def room(policy: Policy, ids: Sequence[int], wanted: int, what: str) -> int:
     return min(wanted, policy.context - len(ids))
 
 
+def fitting_prompt(
+    policy: Policy, row: dict[str, Any], prompt: Prompt, settings: EvaluationSettings
+) -> tuple[list[int], int]:
+    """The prompt's ids of a row of `questions`, and how many tokens may follow. Raises UserError where none may."""
+    ids = prompt_ids(policy.tokenizer, row["question"], prompt)
+    return ids, room(policy, ids, settings.max_new_tokens, f"question {row['item_id']} of {row['benchmark']}")
+
+
 def answer_questions(
     policy: Policy,
     engine: RolloutEngine,
@@ -67,13 +75,15 @@ def answer_questions(
         )
     requests, asked = [], []
     for row in questions:
-        ids = prompt_ids(policy.tokenizer, row["question"], prompt)
-        new = room(policy, ids, settings.max_new_tokens, f"question {row['item_id']} of {row['benchmark']}")
+        ids, new = fitting_prompt(policy, row, prompt, settings)
         for sample in range(settings.samples):
             requests.append(RolloutInput(ids, derive_seed(seed, "evaluation", row["item_id"], sample), new))
             asked.append((row, sample))
     outputs = engine.generate(
-        requests, settings.temperature, progress=lambda done, total: report.progress(done, total, "answers")
+        requests,
+        settings.temperature,
+        settings.stop_strings,
+        progress=lambda done, total: report.progress(done, total, "answers"),
     )
     rows = []
     for number, ((row, sample), output) in enumerate(zip(asked, outputs, strict=True)):
@@ -103,9 +113,10 @@ def evaluate(request: EvaluateRequest, out: Path, report: Report) -> dict[str, A
     Returns counts, the accuracy over all samples with its Wilson interval (over questions where there is one sample
     each), shares of rows that were cut off by the limit or held no answer, and the number of sampled tokens.
     """
+    questions = chosen_questions(request.questions, request.split, request.limit)
+    warm({row["answer_kind"] for row in questions})
     policy = Policy.load(request.policy, compute=request.compute)
     engine = make_engine(request.engine, policy)
-    questions = chosen_questions(request.questions, request.split, request.limit)
     report.log(f"{request.model}: {len(questions)} questions of the split {request.split!r}")
     rows = answer_questions(
         policy,
@@ -153,7 +164,8 @@ def answer(request: AnswerRequest, report: Report) -> dict[str, Any]:
     ids = [*prompt_ids(policy.tokenizer, request.question, request.prompt), *prefix]
     new = room(policy, ids, request.evaluation.max_new_tokens, "the question")
     seed = derive_seed(0, "answer", request.question)
-    [output] = engine.generate([RolloutInput(ids, seed, new)], request.evaluation.temperature)
+    settings = request.evaluation
+    [output] = engine.generate([RolloutInput(ids, seed, new)], settings.temperature, settings.stop_strings)
     # Decoded together: some tokenizers drop the space in front of a text's first token.
     completion = decode(policy.tokenizer, [*prefix, *output.completion_ids])[len(decode(policy.tokenizer, prefix)) :]
     return {

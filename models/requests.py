@@ -6,13 +6,16 @@ Each request names one step function, `f(request, out, report) -> dict`: `out` i
 
 from pathlib import Path
 
-from data.settings import Curriculum, Prompt, RewardSettings, Settings, SuiteSource
+from pydantic import Field
+
+from data.settings import AnswerKind, BenchmarkSource, Curriculum, Prompt, RewardSettings, Settings, SuiteSource
 from models.settings import (
     CompositionSettings,
     Engine,
     EvaluationSettings,
     Model,
     Parameters,
+    PretrainedModel,
     RLSettings,
     WarmupSettings,
 )
@@ -110,6 +113,34 @@ class EvaluateRequest(Settings):
     """questions.parquet"""
     split: str = "test"
     limit: int | None = None
+    seed: int = 0
+    compute: Device = Device()
+
+
+class BenchmarkRequest(Settings):
+    """models.benchmarking:evaluate_benchmarks → `evaluations.parquet`, `score.json`.
+
+    Like a cell it owns a whole folder: answers are kept there question by question, and a killed evaluation goes on.
+    """
+
+    folder: Path
+    model: str
+    """The name under which the answers are filed."""
+    base: PretrainedModel | Path
+    """A model by folder or hub name, or a base folder made by models.base:prepare."""
+    weights: Path | None = None
+    """Folder with a PEFT adapter or with full weights on top of `base`."""
+    benchmarks: tuple[BenchmarkSource, ...] = Field(min_length=1)
+    answer_kind: AnswerKind | None = None
+    """Graded as this kind instead of the benchmark's own: programs for golds that are numbers."""
+    prompt: Prompt | None = None
+    """None: the model's chat template where it has one, else a plain prompt."""
+    evaluation: EvaluationSettings
+    greedy: bool = True
+    """One greedy answer to each question as well, where `evaluation` asks for samples with a temperature."""
+    engine: Engine
+    questions_per_part: int = Field(64, ge=1)
+    """Questions that are answered, then saved: at most this many are answered again after a kill."""
     seed: int = 0
     compute: Device = Device()
 

@@ -18,6 +18,7 @@ import torch
 from data.artifacts import read_rows, write_table
 from data.curricula import make_curriculum
 from data.errors import UserError
+from data.grading import warm
 from data.progress import Report
 from data.rewards import difficulty_weight, score
 from data.seeds import derive_seed
@@ -260,7 +261,9 @@ def generate(request: RolloutsRequest, out: Path, report: Report) -> dict[str, A
     """
     rl = request.rl
     seed_generators(derive_seed(request.seed, "rollouts", request.round))
-    curriculum = make_curriculum(request.curriculum, read_rows(request.start_states, "start_states"), request.seed)
+    states = read_rows(request.start_states, "start_states")
+    warm({row["answer_kind"] for row in states})
+    curriculum = make_curriculum(request.curriculum, states, request.seed)
     if request.curriculum_state is not None:
         curriculum.load_state_dict(json.loads(request.curriculum_state.read_text()))
     sampler = Sampler(request, Policy.load(request.policy, compute=request.compute), report)

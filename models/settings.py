@@ -303,4 +303,6 @@ class EvaluationSettings(Settings):
     samples: int = Field(1, ge=1)
     temperature: float = Field(0.0, ge=0)
     """0: greedy."""
+    stop_strings: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """A text that comes to hold one of these ends there; an EOS always ends it."""
     confidence: float = Field(0.95, gt=0, lt=1)

@@ -68,6 +68,18 @@ class Questions:
     excluded: Counter[str]
     """Reason → number of rows left out by the benchmark's rules."""
     beyond_limit: int
+    left_out: tuple["LeftOut", ...] = ()
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A row that a benchmark's rules leave out, by name."""
+
+    reason: str
+    row: int
+    """Its number in the file, from 1."""
+    name: str
+    """What the publisher calls it (its `id`), else the beginning of its question."""
 
 
 def load(benchmark: Benchmark, source: BenchmarkSource, task: str) -> Questions:
@@ -78,8 +90,9 @@ def load(benchmark: Benchmark, source: BenchmarkSource, task: str) -> Questions:
     """
     where = source.path or benchmark.hub.name
     raw = file_rows(source.path) if source.path else enumerate(benchmark.hub.rows(), start=1)
-    rows, excluded = _converted(benchmark, raw, task, where)
-    read = len(rows) + excluded.total()
+    rows, left_out = _converted(benchmark, raw, task, where)
+    excluded = Counter(row.reason for row in left_out)
+    read = len(rows) + len(left_out)
     if not rows:
         raise UserError(f"benchmark {benchmark.name!r}: {where} has no usable question among its {read} rows")
     beyond = 0
@@ -87,20 +100,21 @@ def load(benchmark: Benchmark, source: BenchmarkSource, task: str) -> Questions:
         beyond = len(rows) - source.limit
         kept = {row["item_id"] for row in sorted(rows, key=lambda row: row["item_id"])[: source.limit]}
         rows = [row for row in rows if row["item_id"] in kept]
-    return Questions(rows, read, excluded, beyond)
+    return Questions(rows, read, excluded, beyond, tuple(left_out))
 
 
 def _converted(
     benchmark: Benchmark, raw: Iterable[tuple[int, Row]], task: str, where: str
-) -> tuple[list[dict[str, Any]], Counter[str]]:
+) -> tuple[list[dict[str, Any]], list[LeftOut]]:
     rows: list[dict[str, Any]] = []
-    excluded: Counter[str] = Counter()
+    left_out: list[LeftOut] = []
     repeats: Counter[tuple[str, str]] = Counter()
     for number, row in raw:
         try:
             reason = next((name for name, applies in benchmark.exclusions.items() if applies(row)), None)
             if reason is not None:
-                excluded[reason] += 1
+                name = row.get("id") or " ".join(benchmark.question(row).split())[:80]
+                left_out.append(LeftOut(reason, number, str(name)))
                 continue
             question, gold, subject = benchmark.question(row), benchmark.gold(row), benchmark.subject(row)
             kind = benchmark.answer_kind(row) if callable(benchmark.answer_kind) else benchmark.answer_kind
@@ -126,7 +140,7 @@ def _converted(
                 "split": "test",
             }
         )
-    return rows, excluded
+    return rows, left_out
 
 
 def _unreadable(benchmark: Benchmark, where: str, number: int, row: Any, error: Exception) -> UserError:

@@ -7,11 +7,14 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-from data.artifacts import read_rows, write_table
-from data.grading import grade
+from data.artifacts import read_rows, replace_table
+from data.errors import UserError
+from data.grading import grade, warm
 from data.statistics import Estimate, bootstrap_mean, maj_at_k, pass_at_k, wilson
 
 Row = Mapping[str, Any]
+GREEDY = -1
+"""`sample` of a greedy answer that stands beside samples drawn with a temperature."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +39,16 @@ class Scores:
     """Fewest answers to a question: the largest k."""
     accuracy: Estimate
     """Mean over questions of the share of right answers: accuracy with one answer each, avg@k with k."""
+    bootstrap: Estimate
+    """The same mean with its bootstrap interval over questions."""
+    greedy: Estimate | None
+    """Accuracy of the greedy answers beside several samples (Wilson's interval); None where there are none."""
     pass_at: dict[int, Estimate]
     """k → unbiased pass@k, for k = 1, 2, 4, ... and `samples`."""
     maj_at: dict[int, Estimate]
     """k → accuracy of the majority of the first k answers, for the same k."""
     truncated: float
-    """Share of answers that ran into the token limit."""
+    """Share of answers (greedy ones beside samples aside, here and below) that ran into the token limit."""
     unanswered: float
     """Share of answers in which the grader found no answer."""
     subjects: dict[str, Score]
@@ -66,6 +73,9 @@ def scores(rows: Iterable[Row], confidence: float = 0.95, seed: int = 0) -> list
 
 
 def _scores(key: tuple[str, str, str, str], rows: Sequence[Row], confidence: float, seed: int) -> Scores:
+    greedy = [row for row in rows if row["sample"] == GREEDY]
+    sampled = [row for row in rows if row["sample"] != GREEDY]
+    rows, greedy = (sampled, greedy) if sampled else (greedy, [])
     items: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         items[row["item_id"]].append(row)
@@ -91,6 +101,8 @@ def _scores(key: tuple[str, str, str, str], rows: Sequence[Row], confidence: flo
         answers=len(rows),
         samples=samples,
         accuracy=_accuracy(answers, confidence, seed),
+        bootstrap=bootstrap_mean(_shares(answers), confidence, seed=seed),
+        greedy=wilson(sum(bool(row["correct"]) for row in greedy), len(greedy), confidence) if greedy else None,
         pass_at=pass_at,
         maj_at=maj_at,
         truncated=sum(row["stop_reason"] == "length" for row in rows) / len(rows),
@@ -102,10 +114,14 @@ def _scores(key: tuple[str, str, str, str], rows: Sequence[Row], confidence: flo
 
 
 def _accuracy(answers: Sequence[Sequence[Row]], confidence: float, seed: int) -> Estimate:
-    shares = [sum(bool(row["correct"]) for row in item) / len(item) for item in answers]
+    shares = _shares(answers)
     if all(len(item) == 1 for item in answers):
         return wilson(round(sum(shares)), len(shares), confidence)
     return bootstrap_mean(shares, confidence, seed=seed)
+
+
+def _shares(answers: Sequence[Sequence[Row]]) -> list[float]:
+    return [sum(bool(row["correct"]) for row in item) / len(item) for item in answers]
 
 
 def _numbers_of_samples(samples: int) -> list[int]:
@@ -127,6 +143,27 @@ def _ballot(row: Row) -> str | None:
     return str(number.normalize()) if number.is_finite() else text
 
 
+def evaluation_rows(path: Path) -> list[dict[str, Any]]:
+    """Rows of the evaluations file `path`, or of the one in the folder `path`.
+
+    Raises UserError where there is none, where it is damaged, holds another table, or no row.
+    """
+    import pyarrow as pa
+
+    file = path / "evaluations.parquet" if path.is_dir() else path
+    if not file.is_file():
+        raise UserError(f"there is no file {file}; name an evaluations.parquet or the folder of a finished evaluation")
+    try:
+        rows = read_rows(file, "evaluations")
+    except pa.ArrowInvalid as error:
+        raise UserError(f"{file} is no Parquet file or a damaged one ({error}); evaluate again") from None
+    except ValueError as error:
+        raise UserError(f"{error}; name an evaluations.parquet") from None
+    if not rows:
+        raise UserError(f"{file} holds no answers; evaluate again")
+    return rows
+
+
 @dataclass(frozen=True)
 class Regraded:
     """A finished evaluation under today's grader."""
@@ -140,9 +177,10 @@ def regrade(path: Path, out: Path | None = None) -> Regraded:
     """Grades every completion of the evaluations file `path` again; no model is needed.
 
     `extracted`, `correct` and `reason` are made anew. `path` itself is left alone: `out`, where given, is the new
-    file. Raises ValueError where `path` holds another table.
+    file. Raises UserError where `path` is no finished evaluation.
     """
-    rows, changed = read_rows(path, "evaluations"), []
+    rows, changed = evaluation_rows(path), []
+    warm({row["answer_kind"] for row in rows})
     fresh = []
     for row in rows:
         verdict = grade(row["completion"], row["gold"], kind=row["answer_kind"])
@@ -150,5 +188,31 @@ def regrade(path: Path, out: Path | None = None) -> Regraded:
             changed.append(row)
         fresh.append({**row, "extracted": verdict.parsed, "correct": verdict.correct, "reason": verdict.reason})
     if out is not None:
-        write_table(out, "evaluations", fresh)
+        replace_table(out, "evaluations", fresh)
     return Regraded(fresh, changed)
+
+
+def regraded_lines(found: Regraded, shown: int = 20) -> list[str]:
+    """What changed: how many verdicts in which direction, then the first `shown` of them with both readings."""
+    fresh = {_key(row): row for row in found.rows}
+    gained = sum(not row["correct"] for row in found.changed)
+    before = sum(bool(row["correct"]) for row in found.rows) - gained + (len(found.changed) - gained)
+    after = sum(bool(row["correct"]) for row in found.rows)
+    lines = [
+        f"{len(found.rows)} answers graded again: {len(found.changed)} verdicts changed ({gained} to right, "
+        f"{len(found.changed) - gained} to wrong); {before} were right, {after} are"
+    ]
+    for old in found.changed[:shown]:
+        new = fresh[_key(old)]
+        lines.append(
+            f"  {old['model']} {old['benchmark']} {old['item_id']} sample {old['sample']}: "
+            f"{'right' if new['correct'] else 'wrong'} now ({new['reason']}, read {new['extracted']!r}); "
+            f"before {old['reason']}, read {old['extracted']!r}; gold {old['gold']!r}"
+        )
+    if len(found.changed) > shown:
+        lines.append(f"  and {len(found.changed) - shown} more")
+    return lines
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("model", "task", "benchmark", "split", "item_id", "sample"))

@@ -1,6 +1,7 @@
 """`grade`: is the answer of a text the gold answer?"""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -42,6 +43,17 @@ def grade(prediction: str, gold: str, kind: str = "number") -> Grade:
     if grader is None:
         raise UserError(f"answer kind {kind!r} is not known: use one of {', '.join(KINDS)}")
     return grader(prediction, gold)
+
+
+def warm(kinds: Iterable[str]) -> None:
+    """Starts the workers that grading these kinds may need, ahead of the first answer; harmless when they run."""
+    wanted = set(kinds)
+    if "math" in wanted:
+        symbolic.warm()
+    if "program" in wanted:
+        from data import sandbox
+
+        sandbox.warm()
 
 
 def _verdict(correct: bool, parsed: str | None) -> Grade:

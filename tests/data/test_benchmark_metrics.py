@@ -8,6 +8,7 @@ import pytest
 from data.artifacts import read_rows, write_table
 from data.benchmarks import metrics
 from data.benchmarks.metrics import regrade, scores
+from data.errors import UserError
 from data.statistics import bootstrap_mean, wilson
 
 
@@ -124,7 +125,7 @@ def test_regrade_finds_what_changed_and_leaves_the_file_alone(tmp_path):
 
 def test_regrade_refuses_another_table(tmp_path):
     write_table(tmp_path / "metrics.parquet", "metrics", [])
-    with pytest.raises(ValueError, match="holds table 'metrics'"):
+    with pytest.raises(UserError, match="holds table 'metrics'"):
         regrade(tmp_path / "metrics.parquet")
 
 
