@@ -24,7 +24,7 @@ class Settings(BaseModel):
         return filled
 
 
-AnswerKind = Literal["number", "math", "choice", "label", "program", "string"]
+AnswerKind = Literal["number", "math", "choice", "label", "program", "string", "float"]
 Segmentation = Literal["lines", "sentences", "code_lines", "tokens", "whitespace"]
 
 

@@ -78,7 +78,7 @@ def _theoremqa_gold(row: Row) -> str:
 
 
 def _theoremqa_kind(row: Row) -> AnswerKind:
-    kinds: dict[str, AnswerKind] = {"bool": "label", "option": "choice", "integer": "number", "float": "number"}
+    kinds: dict[str, AnswerKind] = {"bool": "label", "option": "choice", "integer": "number", "float": "float"}
     return kinds.get(row["Answer_type"], "math")
 
 

@@ -187,6 +187,8 @@ def phrase_answers(text: str, options: bool = False) -> list[Marked]:
     for match in list((_OPTION_PHRASE if options else _PHRASE).finditer(text))[-_MOST_PHRASES:]:
         end = _SENTENCE_END.search(text, match.end() + 1)
         stop = end.start() if end else len(text)
+        if end and end[0] == "?":
+            stop = end.end()  # a question is no answer: the mark stays, and no kind of answer is read with it
         content = text[match.end() : stop].strip(" \t*_:")
         if not content and end and end[0] == "\n":
             line = _NEXT_LINE.match(text, match.end())

@@ -15,7 +15,9 @@ from data.grading.selection import Reader, Selected, select
 from data.grading.symbolic import SymbolicFailure
 
 _OPTION_GOLD = re.compile(r"\\text\{\s*\(([A-J])\)\s*\}|\(\s*(?:\\text\{)?\s*([A-J])\s*\}?\s*\)")
-KINDS = ("number", "math", "choice", "label", "program", "string")
+KINDS = ("number", "math", "choice", "label", "program", "string", "float")
+FLOAT_TOLERANCE = Fraction(4, 100)
+"""Of the gold's size: what TheoremQA's published checker allows for floats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ def grade(prediction: str, gold: str, kind: str = "number") -> Grade:
     """Whether the text `prediction` ends in the answer `gold`, by the policy of docs/grading.md.
 
     kind: number, math (LaTeX), choice (a letter), label (a closed set of words), program (`def solution():`, run in the
-    sandbox), string (exact up to case and white space). Never raises for what the texts hold and always returns by its
+    sandbox), string (exact up to case and white space), float (a number within 4 % of a measured or rounded gold; for
+    benchmarks, not for rewards). Never raises for what the texts hold and always returns by its
     deadline; a gold that cannot be read grades everything wrong with the reason "bad_gold". UserError for another kind.
     """
     if not isinstance(prediction, str) or not isinstance(gold, str):
@@ -72,6 +75,20 @@ def _grade_number(prediction: str, gold: str) -> Grade:
     if selected.value is None:
         return _unread(selected)
     return _verdict(equal_quantities(selected.value, expected), show(selected.value.value))
+
+
+def _grade_float(prediction: str, gold: str) -> Grade:
+    expected = parse_quantity(gold.strip())
+    if expected is None:
+        return Grade(False, None, "bad_gold")
+    selected = select(prediction, numbers.READER)
+    if selected.value is None:
+        return _unread(selected)
+    right = equal_quantities(selected.value, expected)
+    if not right and (not expected.unit or expected.unit == selected.value.unit):
+        gap = abs(selected.value.value - expected.value)
+        right = gap <= abs(expected.value) * FLOAT_TOLERANCE and selected.value.percent == expected.percent
+    return _verdict(right, show(selected.value.value))
 
 
 def _grade_words(prediction: str, expected: str | None, reader: Reader) -> Grade:
@@ -164,4 +181,5 @@ _GRADERS = {
     "label": _grade_label,
     "program": _grade_program,
     "string": _grade_string,
+    "float": _grade_float,
 }

@@ -10,11 +10,14 @@ _SYMBOLS = {
     "\\mathbb{R}",
     "’": "'", "‘": "'", "“": '"', "”": '"', "\u2061": "", "\u200b": "", "\ufeff": "",
 }  # fmt: skip
+_INVISIBLE = re.compile("(?<=[0-9])[\u2061\u200b\ufeff]+(?=[0-9])")
+"""Between digits these keep two numbers apart."""
 _SPACES = re.compile(
     r"\\[,;:!> ]|~|\\(?:quad|qquad|enspace|thinspace|displaystyle|textstyle|limits|nolimits)(?![A-Za-z])"
 )
 _SIZES = re.compile(r"\\(?:left|right|bigl|bigr|Bigl|Bigr|big|Big|bigg|Bigg|middle)(?![A-Za-z])\s*(\.(?![0-9]))?")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|textsf|mbox|hbox|mathrm|operatorname\*?|rm)\s*\{([^{}]*)\}")
+_NUMBER_IN_BRACKETS = re.compile(r"\(\s*-?[0-9][0-9,]*(?:\.[0-9]+)?\s*\)")
 _STYLES = re.compile(r"\\(?:mathbf|mathit|mathsf|boldsymbol|bm|ensuremath|mathcal)\s*\{([^{}]*)\}")
 _RENAMED = [
     (re.compile(rf"\\(?:{old})(?![A-Za-z])"), new)
@@ -47,6 +50,7 @@ def straighten(text: str) -> str:
     digits."""
     if text.isascii():
         return text
+    text = _INVISIBLE.sub(" ", text)
     out = []
     for character in text:
         if character in _SYMBOLS:
@@ -92,8 +96,8 @@ def tidy(text: str) -> str:
 
 def _keep_text(match: re.Match) -> str:
     inside = match[1].strip()
-    if len(inside) == 1 and inside.isalpha():
-        return inside  # \\mathrm{e}, \\text{B}: the letter itself
+    if (len(inside) == 1 and inside.isalpha()) or _NUMBER_IN_BRACKETS.fullmatch(inside):
+        return inside  # \\mathrm{e}, \\text{B}: the letter itself; \\textbf{(540)}: the number
     return f"\\text{{{match[1]}}}"
 
 

@@ -1,24 +1,30 @@
 """Answers that are one number (GSM8K, SVAMP, AIME and their like)."""
 
 import re
+from fractions import Fraction
 
 from data.grading.expressions import Unreadable, parse_expression
 from data.grading.extraction import last_sentence
 from data.grading.latex import tidy
-from data.grading.quantities import MAX_DIGITS, MAX_LENGTH, Quantity, equal_quantities, parse_quantity, plain_text
+from data.grading.quantities import MAX_DIGITS, MAX_LENGTH, Quantity, equal_quantities, parse_quantity, plain_text, show
 from data.grading.selection import Reader
 from data.grading.values import TooLarge, exact, is_unevaluated
 
 _HAZARDS = re.compile(
     r"\b(?:or|either|neither|nor|not|cannot|between|about|approximately|around|almost|nearly|roughly|maybe|perhaps|possibly"
     r"|probably|guess|if|unless|than|until|half|twice|double|triple|third|quarter|two|three|four|five|six|seven|eight|nine"
-    r"|ten|eleven|twelve|twenty|thirty|forty|fifty|step|ago)\b|n['’]t\b|\?|≈|~|\\approx|√|\\sqrt|\^",
+    r"|ten|eleven|twelve|twenty|thirty|forty|fifty|step|ago|squared|cubed|root|factorial|negative|minus|plus|times"
+    r"|divided|over|under|least|most|point)\b|n['’]t\b|\?|≈|~|\\approx|√|\\sqrt|\^",
     re.IGNORECASE,
 )
 _CLUSTER = re.compile(r"[0-9][0-9,./:]*|\.[0-9]+")
 _SCALE_AFTER = re.compile(
     r"\s*(?:%|percent\b|hundred\b|thousand\b|million\b|billion\b|trillion\b|dozen\b)", re.IGNORECASE
 )
+_UNKNOWN = re.compile(r"(?<![A-Za-z\\])(?![mghslxX]\b(?<=\d\s.))[A-Za-z](?![A-Za-z])")
+_CALL = re.compile(r"^\s*[A-Za-z]_?[0-9]*\([^()]*\)\s*$")
+_SUBSCRIPT = re.compile(r"_(?:[0-9A-Za-z]|\{[^{}]*\})")
+_ARITHMETIC = re.compile(r"[0-9^√]|^\s*-|\\sqrt")
 _COMPLETE = re.compile(r"[.!][\"'”)*_]*$")
 
 
@@ -38,10 +44,32 @@ def parse_number(text: str) -> Quantity | None:
     if any(re.search(r",(?![0-9]{3}(?![0-9]))|\b(?:and|or|not)\b|n't\b", part) for part in parts):
         return None  # x = 5, y = 6: several answers
     quantity = parse_quantity(parts[-1].strip())
-    stated = [parse_quantity(part.strip()) for part in parts[:-1]]
-    if quantity is None or any(other is not None and not equal_quantities(other, quantity) for other in stated):
+    if quantity is None or not all(_may_equal(part.strip(), quantity) for part in parts[:-1]):
         return None
     return quantity
+
+
+def _may_equal(side: str, quantity: Quantity) -> bool:
+    """Whether a side in front of the last one of an equation leaves that one an answer.
+
+    `x`, `m + n`, `f(5)` name it; `2x`, `x + 1` do not, they are something to solve. A side that can be computed must
+    give it, to the written decimals (`10/3 = 3.33`).
+    """
+    named = _SUBSCRIPT.sub("", _CALL.sub(" ", side))
+    if _UNKNOWN.search(named) and _ARITHMETIC.search(named):
+        return False
+    stated = parse_quantity(side)
+    if stated is not None and equal_quantities(stated, quantity):
+        return True
+    try:
+        value = exact(parse_expression(tidy(side)))
+    except (Unreadable, TooLarge):
+        return stated is None  # words, units, money: a name of the answer or a sum that is not read
+    if value is None:
+        return stated is None
+    places = len(show(quantity.value).partition(".")[2])
+    rounding = Fraction(1, 2 * 10**places) if places else 0
+    return abs(value - quantity.value) <= rounding or (quantity.percent and value == quantity.value / 100)
 
 
 def _computed(text: str) -> Quantity | None:

@@ -59,6 +59,8 @@ def select(text: str, reader: Reader) -> Selected:
     if phrase is not None:
         return phrase
     if last is not None:
+        if _contradicted(text, last, reader):
+            return Selected(None, last.text[:200], "several_answers")
         return _read_strong(text, strong, reader)
     if unfinished:
         return Selected(None, None, "unfinished_answer")
@@ -107,6 +109,10 @@ def _last_phrase(text: str, last: Marked | None, reader: Reader) -> Selected | N
         return None  # "so the answer is the sum of both": prose about an answer already given
     if value is None or "\\boxed" in mark.text:
         return Selected(None, mark.text[:200], "unreadable_answer")
+    if last is not None and in_one_breath(text[last.end : mark.start]):
+        marked = reader.parse(last.text)
+        if marked is not None and not _same(reader, marked, value):
+            return Selected(None, mark.text[:200], "several_answers")
     for other in marks[:-1]:
         gap = text[other.end : mark.start]
         if in_one_breath(gap) and not _same(reader, reader.parse_phrase(other.text), value):
@@ -114,6 +120,18 @@ def _last_phrase(text: str, last: Marked | None, reader: Reader) -> Selected | N
     if not reader.settled(text[mark.end :]):
         return Selected(None, mark.text[:200], "text_after_answer")
     return Selected(value, mark.text, "ok")
+
+
+def _contradicted(text: str, last: Marked, reader: Reader) -> bool:
+    """Whether "the answer is" states another answer directly before the last marked one."""
+    if "nswer" not in text and not reader.options and "NSWER" not in text:
+        return False
+    before = [mark for mark in phrase_answers(text[: last.start], reader.options) if mark.text]
+    gap = text[before[-1].end : last.start] if before else ""
+    if not before or not in_one_breath(gap) or not reader.settled(gap):
+        return False
+    stated, marked = reader.parse_phrase(before[-1].text), reader.parse(last.text)
+    return stated is not None and marked is not None and not _same(reader, stated, marked)
 
 
 def _read_strong(text: str, strong: list[Marked], reader: Reader) -> Selected:
