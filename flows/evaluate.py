@@ -9,7 +9,6 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from data import storage
 from data.errors import UserError
 from data.settings import AnswerKind, BenchmarkSource, ChatPrompt, PlainPrompt, Prompt
 from flows.config import explain
@@ -242,6 +241,7 @@ def regrade(file: Path, out: Path | None) -> int:
 
 def compare(first: Path, second: Path, confidence: float, out: Path | None) -> int:
     """`ratchet compare`: the paired bootstrap between two finished evaluations."""
+    from data import storage
     from data.benchmarks.comparison import compare as compare_files
     from data.benchmarks.comparison import comparison_lines
 
