@@ -51,6 +51,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("split", _STRING),  # validation | promotion | test
         ]
     ),
+    "seen": pa.schema([("task", _STRING), ("item_id", _STRING)]),  # demonstrations that a retraining has used up
     "start_states": pa.schema(
         [
             ("item_id", _STRING),

@@ -25,3 +25,34 @@ class StartStatesRequest(Settings):
     demonstrations: Path
     """demonstrations.parquet"""
     curriculum: Curriculum
+
+
+class HoldOutRequest(Settings):
+    """data.retraining:hold_out → `questions.parquet`, the same for all retrainings of a serving model."""
+
+    questions: Path
+
+
+class SelectRequest(Settings):
+    """data.retraining:select_new → `demonstrations.parquet` (new ones only), `questions.parquet`."""
+
+    demonstrations: Path
+    held_out: Path
+    """questions.parquet of hold_out"""
+    seen: tuple[Path, ...]
+    """seen.parquet of every earlier decision"""
+
+
+class DecideRequest(Settings):
+    """data.retraining:decide → `decision.json`, `seen.parquet`."""
+
+    candidate: Path
+    """evaluations.parquet of the candidate"""
+    serving: Path
+    """evaluations.parquet of the serving model, or of the base before the first promotion"""
+    demonstrations: Path
+    """The new demonstrations that the candidate was trained on."""
+    compared_with: int | None
+    """The serving version; None: the base."""
+    confidence: float
+    seed: int

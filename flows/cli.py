@@ -69,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command in ("run", "plan"):
             return _run_or_plan(options, rest)
+        if options.command == "retrain":
+            return operations.retrain(options, file_and_command_line(options, rest))
         if rest:
             raise UserError(f"{rest[0]!r}: there is no such argument; see ratchet {options.command} --help")
         return _COMMANDS[options.command](options)
@@ -89,13 +91,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def settings_of(options: argparse.Namespace, rest: Sequence[str]) -> tuple[RunSettings, dict[str, Any]]:
     """The resolved settings of `run` or `plan`, and what the file and the command line say over the preset."""
+    overrides = file_and_command_line(options, rest)
+    return config.load(options.preset, overrides=overrides), overrides
+
+
+def file_and_command_line(options: argparse.Namespace, rest: Sequence[str]) -> dict[str, Any]:
+    """What the settings file and the command line say over the preset."""
     overrides = config.parse_overrides(rest)
     for name in ("name", "root"):
-        if getattr(options, name) is not None:
+        if getattr(options, name, None) is not None:
             overrides[name] = getattr(options, name)
     if options.settings is not None:
         overrides = config.merge(config.read_toml(options.settings), overrides)
-    return config.load(options.preset, overrides=overrides), overrides
+    return overrides
 
 
 def _run_or_plan(options: argparse.Namespace, rest: Sequence[str]) -> int:

@@ -1,14 +1,95 @@
 """The commands that keep a system of runs going: their arguments and handlers. Heavy imports stay in the handlers."""
 
 import argparse
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from data.errors import UserError
+from flows import config
 
 Handler = Callable[[argparse.Namespace], int]
 
 
 def add_commands(command: Callable[[str, str], argparse.ArgumentParser]) -> None:
     """Adds the commands' arguments; `command` makes a subparser of a name and a text."""
+    sub = command(
+        "retrain", "Train the serving model on new demonstrations; promote the result only where it is better."
+    )
+    sub.add_argument("--preset", default="tiny", help="shipped settings to start from (default: tiny)")
+    sub.add_argument("--settings", type=Path, metavar="FILE", help="TOML file laid over the preset")
+    sub.add_argument("--serving", default="serving", help="folder of the serving model (default: serving)")
+    sub.add_argument("--task", help="which expert of the settings (default: the first)")
+    sub.add_argument("--demonstrations", metavar="FILE", help="demonstrations (default: the expert's own source)")
+    sub.add_argument("--promotion-questions", type=int, default=200, help="held out to compare (default: 200)")
+    sub.add_argument("--minimum-new", type=int, default=1, help="with fewer new demonstrations nothing is done")
+    sub.add_argument("--confidence", type=float, default=0.95, help="of the paired interval (default: 0.95)")
+    sub = command("serving", "List the versions of a serving model.")
+    sub.add_argument("--serving", default="serving", help="folder of the serving model (default: serving)")
+    sub = command("rollback", "Serve an earlier version again.")
+    sub.add_argument("--serving", default="serving", help="folder of the serving model (default: serving)")
+    sub.add_argument("--to", type=int, help="version (default: the one before the current one)")
     command("setup", "Make the work pools that the deployments use on the Prefect server at PREFECT_API_URL.")
+
+
+def retrain(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
+    """Runs the flow `retraining` in this process; `overrides` are the settings of file and command line."""
+    from flows import environment, preflight, reaper
+
+    given = {"splits": {"promotion": options.promotion_questions}}
+    preflight.check(config.load(options.preset, config.merge(overrides, given)))
+    environment.prepare(console_level="CRITICAL")
+    reaper.watch()
+    from flows.retraining import retraining
+    from tasks import display
+    from tasks.compute import MayPass, StepFailed
+
+    shown = display.for_terminal()
+    display.use(shown)
+    try:
+        decision = retraining(
+            preset=options.preset,
+            serving=options.serving,
+            task=options.task,
+            demonstrations=options.demonstrations,
+            promotion_questions=options.promotion_questions,
+            minimum_new=options.minimum_new,
+            confidence=options.confidence,
+            overrides=overrides,
+        )
+    except (MayPass, StepFailed) as error:
+        print(f"ratchet: the retraining failed; the same command continues it.\n{error}", file=sys.stderr)
+        return 1
+    finally:
+        shown.close()
+    print(("promoted: " if decision["promote"] else "not promoted: ") + decision["reason"])
+    print(f"serving: {'nothing yet' if decision['version'] is None else 'version ' + str(decision['version'])}")
+    return 0
+
+
+def _serving(options: argparse.Namespace) -> int:
+    from data import serving
+
+    current = serving.current(options.serving)
+    found = serving.versions(options.serving)
+    if not found:
+        raise UserError(f"{options.serving} has no version yet; `ratchet retrain` makes the first")
+    for served in found:
+        info = served.ref.info
+        mark = "*" if current is not None and served.version == current.version else " "
+        print(
+            f"{mark} {served.version:4}  {100 * info['candidate']:5.1f} %  {info['reason']}  {served.ref.sha256[:12]}"
+        )
+    return 0
+
+
+def _rollback(options: argparse.Namespace) -> int:
+    from data import serving
+
+    former, served = serving.rollback(options.serving, options.to)
+    print(f"version {served.version} serves (before: {former})")
+    return 0
 
 
 def _setup(options: argparse.Namespace) -> int:
@@ -19,4 +100,4 @@ def _setup(options: argparse.Namespace) -> int:
     return 0
 
 
-HANDLERS: dict[str, Handler] = {"setup": _setup}
+HANDLERS: dict[str, Handler] = {"setup": _setup, "serving": _serving, "rollback": _rollback}

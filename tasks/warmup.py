@@ -17,11 +17,12 @@ def warm_up(
     prompt: Prompt,
     settings: WarmupSettings,
     seed: int,
+    start: tuple[ArtifactRef, str] | None = None,
 ) -> ArtifactRef:
-    """Publishes `experts/<task>/warmup/`."""
+    """Publishes `experts/<task>/warmup/`. `start`: (output, folder in it) of weights to go on from; None: the base."""
     inputs = Inputs()
     request = WarmupRequest(
-        policy=PolicyFiles(base=inputs.add(base)),
+        policy=PolicyFiles(base=inputs.add(base), weights=inputs.add(start[0]) / start[1] if start else None),
         parameters=parameters,
         prompt=prompt,
         warmup=settings,

@@ -52,9 +52,11 @@ class Server:
         }
         self.processes: dict[str, subprocess.Popen] = {}
 
+    bin = str(Path(sys.executable).parent)
+
     def typed(self, command: str, cwd: Path | None = None, timeout: float = 200) -> str:
         """Runs a command of README as it is typed in the clone (or elsewhere) and returns what it printed."""
-        command = command.replace(":4200/", f":{self.port}/").replace(".venv/bin/", f"{Path(sys.executable).parent}/")
+        command = command.replace(":4200/", f":{self.port}/").replace(".venv/bin/", f"{self.bin}/")
         if command.startswith("export "):
             name, _, value = command.removeprefix("export ").partition("=")
             self.environment[name] = value
@@ -91,6 +93,15 @@ class Server:
     def prefect(self, arguments: str, **named) -> str:
         """Runs `prefect ARGUMENTS`."""
         return self.typed(f".venv/bin/prefect {arguments}", **named)
+
+    def ratchet(self, arguments: str, **named) -> str:
+        """Runs `ratchet ARGUMENTS`."""
+        return self.typed(f".venv/bin/ratchet {arguments}", **named)
+
+    def printed(self, process: subprocess.Popen) -> str:
+        """What a started process has printed."""
+        name = next(name for name, started in self.processes.items() if started is process)
+        return (self.home / f"{name}.log").read_text()
 
     def run(self, deployment: str, parameters: dict, cwd: Path | None = None, timeout: float = 400) -> str:
         """`prefect deployment run` with `parameters`, watched to its end; fails unless it completes."""

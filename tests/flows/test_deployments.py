@@ -80,9 +80,13 @@ DEPLOYMENTS = {f"{flow_of(entry).name}/{entry.name}": entry for entry in File.mo
 
 
 def test_the_deployments_are_those_of_the_documentation():
-    assert {"reasoning-pipeline/tiny", "expert-training/expert", "evaluation/run", "composition/run"} <= set(
-        DEPLOYMENTS
-    )
+    assert {
+        "reasoning-pipeline/tiny",
+        "expert-training/expert",
+        "evaluation/run",
+        "composition/run",
+        "retraining/nightly",
+    } <= set(DEPLOYMENTS)
     assert {entry.work_pool.name for entry in DEPLOYMENTS.values()} <= set(POOLS)
 
 
