@@ -275,6 +275,58 @@ class VLLMServerEngine(Settings):
 Engine = Annotated[TransformersEngine | VLLMServerEngine, Field(discriminator="kind")]
 
 
+class NoRouter(Settings):
+    """Gates for each task only: whoever asks says which task it is."""
+
+    kind: Literal["none"] = "none"
+
+
+class RouterTraining(Settings):
+    """What both routers share: trained on the mixed demonstrations of all tasks, the loss that of the responses."""
+
+    steps: int = Field(200, ge=1)
+    learning_rate: float = Field(1e-2, gt=0)
+    batch_size: int = Field(32, ge=1)
+    active: int | None = Field(None, ge=1)
+    """Gates of a layer that stay open for a row or token; None: all. Cut in stages (all, then 1.5 times as many, then these):
+    cutting at once fails."""
+    straight_through: bool = False
+    """Whether closed gates get a gradient too, as if they were open."""
+    unfreeze: Literal["none", "B", "A_and_B"] = "none"
+    """Which factors of the pool are trained with the router in the second part of the steps."""
+    unfreeze_from: float = Field(0.5, ge=0, lt=1)
+    """Share of the steps after which they are."""
+    factor_rate: float = Field(0.1, gt=0)
+    """Their learning rate as a share of the router's."""
+
+
+class SequenceRouterSettings(RouterTraining):
+    """Gates from the prompt, frozen for the decode; no task name needed."""
+
+    kind: Literal["sequence"] = "sequence"
+    start: Literal["uniform", "task_gates"] = "task_gates"
+    """Where training starts: every gate at 1/T, or fitted to the tasks' own gates on their prompts."""
+    start_steps: int = Field(200, ge=1)
+
+
+class TokenRouterSettings(RouterTraining):
+    """Gates anew for every token and layer from the layer's input; no task name needed."""
+
+    kind: Literal["token"] = "token"
+    mass: float | None = Field(None, gt=0)
+    """Sum of a layer's gates; None: the mean rank of one adapter there."""
+    shared: bool = False
+    """One router for all layers of one input width and rank, or one for each layer."""
+    balance: Literal["none", "loss_free", "switch"] = "none"
+    balance_rate: float = Field(1e-3, gt=0)
+    """Step of the selection bias (loss_free), or weight of the loss (switch)."""
+    z_loss: float = Field(0.0, ge=0)
+    """Weight of the mean squared logit."""
+
+
+Router = Annotated[NoRouter | SequenceRouterSettings | TokenRouterSettings, Field(discriminator="kind")]
+
+
 class CompositionSettings(Settings):
     """LoRACoE: the experts' adapters as one pool of ranks, gates for each task."""
 
@@ -294,6 +346,8 @@ class CompositionSettings(Settings):
     batch_size: int = Field(16, ge=1)
     export: Literal["uniform", "pattern"] = "uniform"
     """One rank for all layers, or each its own. Gates that are one adapter whole and alone are copied bit for bit."""
+    router: Router = NoRouter()
+    """Gates for who does not know the task, beside those of the tasks."""
 
 
 class EvaluationSettings(Settings):

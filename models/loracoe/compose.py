@@ -25,9 +25,18 @@ from models.loracoe.gated import GatedModel
 from models.loracoe.gates import gates_from_importance, train_gates
 from models.loracoe.importance import Scores, adalora_score, gate_fisher, gate_gradient, mask_count
 from models.loracoe.pool import Gates, Pool, build_pool, save_pool, svd_basis
+from models.loracoe.router_training import (
+    all_prompt_states,
+    fit_to_task_gates,
+    make_router,
+    routed_loss,
+    save_router,
+    train_router,
+)
+from models.loracoe.routers import SequenceRouter
 from models.policy import Policy, shared_copy
 from models.requests import Device, PolicyFiles
-from models.settings import CompositionSettings
+from models.settings import CompositionSettings, SequenceRouterSettings, TokenRouterSettings
 
 PROBE_ROWS = 4
 _TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
@@ -100,11 +109,18 @@ def compose_adapters(
         tasks[task] = TaskExamples(training, validation, too_long + also)
     with GatedModel(policy.network, pool) as gated:
         result = compose_tasks(gated, tasks, composition, out, base_name(base), seed, report)
+    if composition.router.kind != "none":
+        # its own modules: what it may unfreeze is the router's copy, never the pool of the exports
+        with GatedModel(policy.network, pool) as gated:
+            figures = _train_router(gated, tasks, composition.router, result, seed, out, report)
+    else:
+        figures = None
     if "gate_gradient_svd" in composition.measures:
         _score_in_svd_basis(policy.network, tasks, composition, pool, seed, result)
     _verify(policy.network, result, tasks, pool, out, report)
     _write(result, pool, out)
-    return {"adapters": len(read), "modules": len(pool.modules), "ranks": pool.ranks, "tasks": result.figures}
+    found = {"adapters": len(read), "modules": len(pool.modules), "ranks": pool.ranks, "tasks": result.figures}
+    return found | ({"router": figures} if figures else {})
 
 
 def _named(adapters: Sequence[Path]) -> dict[str, Path]:
@@ -165,6 +181,54 @@ def _further_measures(
     if "adalora" in settings.measures:
         found["adalora_at_ones"] = adalora_score(gated, sample, ones, settings.batch_size)
     return found
+
+
+def _train_router(
+    gated: GatedModel,
+    tasks: Mapping[str, TaskExamples],
+    settings: SequenceRouterSettings | TokenRouterSettings,
+    result: Composition,
+    seed: int,
+    out: Path,
+    report: Report,
+) -> dict[str, Any]:
+    """Trains the router on all tasks' demonstrations, writes router/ and returns its figures."""
+    device = next(gated.model.parameters()).device
+    width = gated.model.config.get_text_config().hidden_size
+    router = make_router(gated.pool, width, settings, derive_seed(seed, "router")).to(device)
+    training = [example for examples in tasks.values() for example in examples.training]
+    validation = [example for examples in tasks.values() for example in examples.validation]
+    figures: dict[str, Any] = {"kind": settings.kind, "parameters": sum(p.numel() for p in router.parameters())}
+    if isinstance(router, SequenceRouter) and isinstance(settings, SequenceRouterSettings):
+        states_NH = all_prompt_states(gated, training, settings.batch_size)
+        router.fit_scale(states_NH)
+        if settings.start == "task_gates":
+            names = [task for task, examples in tasks.items() for _ in examples.training]
+            rate, start = settings.learning_rate, derive_seed(seed, "router start")
+            figures["start_loss"] = fit_to_task_gates(
+                router, states_NH, names, result.gates, settings.start_steps, rate, start
+            )
+    trained = train_router(
+        gated,
+        router,
+        training,
+        settings,
+        validation=validation,
+        seed=derive_seed(seed, "router order"),
+        on_step=lambda step: report.progress(step, settings.steps, f"{settings.kind} router"),
+    )
+    save_router(router, settings, gated, out / "router")
+    figures |= {"first_loss": trained.losses[0], "last_loss": trained.losses[-1], "chosen_step": trained.chosen_step}
+    result.metrics += [{"step": n, "name": "router/loss", "value": loss} for n, loss in enumerate(trained.losses)]
+    for step, loss in trained.validation.items():
+        result.metrics.append({"step": step, "name": "router/validation_loss", "value": loss})
+    for task, examples in tasks.items():
+        if examples.validation:
+            loss = routed_loss(gated, router, examples.validation, settings.batch_size)
+            figures[f"validation_loss/{task}"] = loss
+            result.metrics.append({"step": trained.chosen_step, "name": f"{task}/routed_validation_loss", "value": loss})
+    report.log(f"{settings.kind} router: loss {trained.losses[0]:.4f} → {trained.losses[-1]:.4f}")
+    return figures
 
 
 def _score_in_svd_basis(

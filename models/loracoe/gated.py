@@ -6,6 +6,7 @@ the result is bit-equal to the adapter alone; all gates 0 is the base, bit for b
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import TracebackType
 
 import torch
@@ -152,6 +153,18 @@ class GatedModel:
                 module.set_dynamic(gates[name])
             else:
                 module.set_static(None)
+
+    def current_pool(self) -> Pool:
+        """The pool as it is now, on the CPU: its factors may have been trained since it was attached."""
+        modules = {
+            name: replace(
+                self.pool.modules[name],
+                A_RI=module.A_RI.detach().cpu().contiguous(),
+                B_OR=module.B_OR.detach().cpu().contiguous(),
+            )
+            for name, module in self.modules.items()
+        }
+        return replace(self.pool, modules=modules)
 
     def detach(self) -> nn.Module:
         """Puts the model's own layers back and returns the model."""

@@ -5,12 +5,11 @@ the same tokens as without; a sequence's are computed once from the prompt. Rout
 """
 
 import math
-from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from models.loracoe.examples import Batch, Example, make_batch, position_ids, response_nll
+from models.loracoe.examples import Batch, position_ids
 from models.loracoe.gated import GatedModel, GateFunction
 from models.loracoe.pool import Pool
 
@@ -18,12 +17,26 @@ INITIAL_STD = 0.02
 """Of the router's weights, as MixLoRA's published code has it."""
 
 
-def keep_largest(gates: Tensor, active: int | None) -> Tensor:
-    """`gates` (..., R) with all but the `active` largest of each row set to 0; None keeps all. Of equals any."""
-    if active is None or active >= gates.shape[-1]:
-        return gates
-    chosen = gates.topk(active, dim=-1).indices
-    return gates * torch.zeros_like(gates).scatter_(-1, chosen, 1.0)
+def largest_mask(values: Tensor, active: int | None) -> Tensor:
+    """1 on the `active` largest of each row of `values` (..., R), 0 elsewhere; None: 1 everywhere. Of equals any."""
+    if active is None or active >= values.shape[-1]:
+        return torch.ones_like(values)
+    chosen = values.topk(active, dim=-1).indices
+    return torch.zeros_like(values).scatter_(-1, chosen, 1.0)
+
+
+def keep_largest(gates: Tensor, active: int | None, straight_through: bool = False) -> Tensor:
+    """`gates` (..., R) with all but the `active` largest of each row set to 0.
+
+    With `straight_through` the values are the same, but the gradient passes as if every gate were open.
+    """
+    return close(gates, largest_mask(gates.detach(), active), straight_through)
+
+
+def close(gates: Tensor, open_mask: Tensor, straight_through: bool) -> Tensor:
+    """`gates` where `open_mask` is 1, and 0 elsewhere; with `straight_through` the gradient ignores the mask."""
+    kept = gates * open_mask
+    return kept + (1 - open_mask) * (gates - gates.detach()) if straight_through else kept
 
 
 @torch.no_grad()
@@ -47,24 +60,43 @@ class SequenceRouter(nn.Module):
     """One linear map from the prompt's mean state to the gates of all layers: sigmoid, no renormalisation.
 
     The bias starts at logit(1/T) for T adapters, so the gates' mass starts at that of one adapter. `active`: how many
-    gates of a layer stay open (None: all). Our choice.
+    gates of a layer stay open (None: all). States are standardised by `mean` and `spread`, which `fit_scale` sets from
+    training prompts: raw mean states of different tasks differ by little beside what they share. Our choice.
     """
 
-    def __init__(self, width: int, pool: Pool, active: int | None = None, seed: int = 0):
+    def __init__(
+        self, width: int, pool: Pool, active: int | None = None, seed: int = 0, straight_through: bool = False
+    ):
         super().__init__()
-        self.active = active
+        self.active, self.straight_through = active, straight_through
         self.sizes = {name: module.rank for name, module in pool.modules.items()}
         self.linear = nn.Linear(width, pool.ranks)
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("spread", torch.ones(width))
         share = min(1 / len(pool.sources), 0.9)
         with torch.no_grad():
-            self.linear.weight.normal_(std=INITIAL_STD, generator=torch.Generator().manual_seed(seed))
+            self.linear.weight.normal_(std=INITIAL_STD, generator=torch.Generator().manual_seed(seed % 2**63))
             self.linear.bias.fill_(math.log(share / (1 - share)))
+
+    @torch.no_grad()
+    def fit_scale(self, states_NH: Tensor) -> None:
+        """Standardises by the mean and spread of the training prompts' states; constant components stay as they are."""
+        self.mean.copy_(states_NH.mean(0))
+        spread = states_NH.std(0, correction=0)
+        self.spread.copy_(torch.where(spread > 1e-6, spread, torch.ones_like(spread)))
+
+    def logits(self, states_BH: Tensor) -> Tensor:
+        """(B, H) → (B, all ranks of all layers), before the sigmoid."""
+        return self.linear((states_BH - self.mean) / self.spread)
 
     def forward(self, states_BH: Tensor) -> dict[str, Tensor]:
         """(B, H) → module name → gates (B, 1, R)."""
-        probabilities = torch.sigmoid(self.linear(states_BH))[:, None]
+        probabilities = torch.sigmoid(self.logits(states_BH))[:, None]
         parts = probabilities.split(list(self.sizes.values()), dim=-1)
-        return {name: keep_largest(part, self.active) for name, part in zip(self.sizes, parts, strict=True)}
+        return {
+            name: keep_largest(part, self.active, self.straight_through)
+            for name, part in zip(self.sizes, parts, strict=True)
+        }
 
     def install(self, gated: GatedModel, batch: Batch) -> None:
         """Sets the gates of the rows of `batch`; they stay for whatever the model does next with the same rows."""
@@ -76,37 +108,59 @@ class TokenRouter(nn.Module):
 
     g_i = mass · p_i / (sum of the selected p), so equal gates have the mass of one adapter (`mass` None: the layer's
     mean rank of an adapter). A bias for each rank is added for selection only, never to a gate's value; `update_bias`
-    moves it against the load (loss-free balancing, arXiv 2408.15664). Gradients pass through the selected p.
+    moves it against the load (loss-free balancing, arXiv 2408.15664). Gradients pass through the selected p, or through
+    all with `straight_through`. `shared`: layers of one input width and rank use the same W.
     """
 
-    def __init__(self, pool: Pool, active: int | None = None, mass: float | None = None, seed: int = 0):
+    def __init__(
+        self,
+        pool: Pool,
+        active: int | None = None,
+        mass: float | None = None,
+        seed: int = 0,
+        shared: bool = False,
+        straight_through: bool = False,
+    ):
         super().__init__()
-        self.active = active
+        self.active, self.straight_through = active, straight_through
         self.names = list(pool.modules)
         self.masses = [mass or module.rank / len(module.blocks) for module in pool.modules.values()]
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(seed % 2**63)
         self.weights = nn.ParameterList()
         self.biases = nn.ParameterList()
+        self.weight_of: list[int] = []
+        """Index of each layer's W."""
+        known: dict[tuple[int, int], int] = {}
         for module in pool.modules.values():
-            start = torch.randn(module.rank, module.A_RI.shape[1], generator=generator) * INITIAL_STD
-            self.weights.append(nn.Parameter(start))
+            shape = (module.rank, module.A_RI.shape[1])
+            if not shared or shape not in known:
+                known[shape] = len(self.weights)
+                self.weights.append(nn.Parameter(torch.randn(shape, generator=generator) * INITIAL_STD))
+            self.weight_of.append(known[shape])
             self.biases.append(nn.Parameter(torch.zeros(module.rank), requires_grad=False))
         self.load: dict[str, Tensor] = {}
         """Share of the last training batch's real tokens that selected each rank. Overwritten by every forward pass, so
         a pass that gradient checkpointing repeats does not count twice."""
+        self._preference: dict[str, Tensor] = {}
+        self._squares: dict[str, Tensor] = {}
         self._mask_BT: Tensor | None = None
 
     def gates(self, index: int, x_BTI: Tensor) -> Tensor:
         """Gates (B, T, R) of layer `index` for its input."""
-        probabilities = torch.sigmoid(x_BTI.float() @ self.weights[index].T)
-        count = min(self.active or probabilities.shape[-1], probabilities.shape[-1])
-        chosen = (probabilities.detach() + self.biases[index]).topk(count, dim=-1).indices
-        selected = torch.zeros_like(probabilities).scatter_(-1, chosen, 1.0)
+        logits = x_BTI.float() @ self.weights[self.weight_of[index]].T
+        probabilities = torch.sigmoid(logits)
+        selected = largest_mask(probabilities.detach() + self.biases[index], self.active)
         if self._mask_BT is not None:
-            real = self._mask_BT[..., None].float()
-            self.load[self.names[index]] = ((selected * real).sum((0, 1)) / real.sum()).detach()
-        kept = probabilities * selected
-        return self.masses[index] * kept / kept.sum(-1, keepdim=True)
+            self._count(self.names[index], logits, probabilities, selected, self._mask_BT)
+        total = (probabilities * selected).sum(-1, keepdim=True)
+        return close(self.masses[index] * probabilities / total, selected, self.straight_through)
+
+    def _count(self, name: str, logits: Tensor, probabilities: Tensor, selected: Tensor, mask_BT: Tensor) -> None:
+        real = mask_BT[..., None].float()
+        self.load[name] = ((selected * real).sum((0, 1)) / real.sum()).detach()
+        shares = probabilities / probabilities.sum(-1, keepdim=True)
+        self._preference[name] = (shares * real).sum((0, 1)) / real.sum()
+        self._squares[name] = (logits.square() * real).sum() / (real.sum() * logits.shape[-1])
 
     def functions(self) -> dict[str, GateFunction]:
         """Gate functions by module name, for `GatedModel.set_dynamic`."""
@@ -117,52 +171,26 @@ class TokenRouter(nn.Module):
         self._mask_BT = None if batch is None else batch.attention_mask_BT
         gated.set_dynamic(self.functions())
 
+    def switch_loss(self) -> Tensor:
+        """R · sum f_i P_i, mean over layers, of the last training batch (Switch Transformer, arXiv 2101.03961).
+
+        f_i: rank i's share of the selections, without gradient; P_i: its mean share of the sigmoids, over real tokens.
+        1 when both are uniform, larger the more both prefer the same ranks.
+        """
+        losses = [
+            len(load) * (load / load.sum() * self._preference[name]).sum() for name, load in self.load.items()
+        ]
+        return torch.stack(losses).mean()
+
+    def z_loss(self) -> Tensor:
+        """Mean squared logit over real tokens, ranks and layers: keeps sigmoids from saturating.
+
+        Our choice, in the place of the squared log-sum-exp that softmax routers use.
+        """
+        return torch.stack(list(self._squares.values())).mean()
+
     def update_bias(self, rate: float) -> None:
         """b_i += rate · sign(mean load - load_i), from the last batch. Call it after the optimiser's step."""
         for name, bias in zip(self.names, self.biases, strict=True):
             if name in self.load:
                 bias.data += rate * torch.sign(self.load[name].mean() - self.load[name])
-
-
-def train_router(
-    gated: GatedModel,
-    router: SequenceRouter | TokenRouter,
-    examples: Sequence[Example],
-    *,
-    steps: int,
-    learning_rate: float = 1e-2,
-    batch_size: int = 32,
-    seed: int = 0,
-    stages: Sequence[tuple[float, int | None]] = ((0.0, None),),
-    balance_rate: float = 0.0,
-    on_step: Callable[[int], None] = lambda step: None,
-) -> list[float]:
-    """Trains the router alone on mixed tasks' demonstrations (response loss only) and returns the loss of every step.
-
-    AdamW without decay, cosine to 0. `stages`: from which share of the steps how many gates of a layer stay open, such
-    as ((0, None), (0.4, 24), (0.7, 16)): cutting to few at once fails. Balancing is over the mixed batch.
-    """
-    device = next(iter(gated.modules.values())).scale_R.device
-    router.to(device).train()
-    trainable = [parameter for parameter in router.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trainable, lr=learning_rate, weight_decay=0.0)
-    generator = torch.Generator().manual_seed(seed)
-    losses, order = [], []
-    for step in range(steps):
-        router.active = [active for share, active in stages if step >= share * steps][-1]
-        if len(order) < min(batch_size, len(examples)):
-            order = torch.randperm(len(examples), generator=generator).tolist()
-        batch = make_batch([examples[order.pop()] for _ in range(min(batch_size, len(examples)))], device)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate * 0.5 * (1 + math.cos(math.pi * step / steps))
-        router.install(gated, batch)
-        loss = response_nll(gated.model, batch).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if balance_rate and isinstance(router, TokenRouter):
-            router.update_bias(balance_rate)
-        losses.append(loss.item())
-        on_step(step + 1)
-    router.eval()
-    return losses
