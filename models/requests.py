@@ -178,12 +178,14 @@ class ComposeRequest(Settings):
 
     base: Path
     experts: dict[str, Path]
-    """Task → folder of its PEFT adapter."""
+    """Name → folder of a PEFT adapter; one with a task's name is that task's own."""
     demonstrations: dict[str, Path]
     """Task → demonstrations.parquet"""
     prompts: dict[str, Prompt]
     composition: CompositionSettings
     seed: int
+    same_base: bool = True
+    """The adapters are known to be of this base (a run trained them); False: their configurations must name it."""
     compute: Device = Device()
 
 

@@ -288,8 +288,8 @@ class RouterTraining(Settings):
     learning_rate: float = Field(1e-2, gt=0)
     batch_size: int = Field(32, ge=1)
     active: int | None = Field(None, ge=1)
-    """Gates of a layer that stay open for a row or token; None: all. Cut in stages (all, then 1.5 times as many, then these):
-    cutting at once fails."""
+    """Gates of a layer that stay open for a row or token; None: all. Cut in stages (all, then 1.5 times as many, then
+    these): cutting at once fails."""
     straight_through: bool = False
     """Whether closed gates get a gradient too, as if they were open."""
     unfreeze: Literal["none", "B", "A_and_B"] = "none"

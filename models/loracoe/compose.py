@@ -19,37 +19,20 @@ from models.base import base_name, read_base
 from models.loracoe.adapters import check_against_base, check_same_base, read_adapter
 from models.loracoe.card import model_card
 from models.loracoe.concentration import gini, jaccard_of_top, mass_in_top, share_by_source
-from models.loracoe.examples import Example, make_batch, read_examples, response_nll
+from models.loracoe.examples import Example, TaskExamples, make_batch, read_examples, response_nll
 from models.loracoe.export import Exported, export_adapter, one_source
 from models.loracoe.gated import GatedModel
 from models.loracoe.gates import gates_from_importance, train_gates
 from models.loracoe.importance import Scores, adalora_score, gate_fisher, gate_gradient, mask_count
 from models.loracoe.pool import Gates, Pool, build_pool, save_pool, svd_basis
-from models.loracoe.router_training import (
-    all_prompt_states,
-    fit_to_task_gates,
-    make_router,
-    routed_loss,
-    save_router,
-    train_router,
-)
-from models.loracoe.routers import SequenceRouter
+from models.loracoe.routing import route_tasks
 from models.policy import Policy, shared_copy
 from models.requests import Device, PolicyFiles
-from models.settings import CompositionSettings, SequenceRouterSettings, TokenRouterSettings
+from models.settings import CompositionSettings
 
 PROBE_ROWS = 4
 _TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
 """Largest difference of a response token's log-probability between the gated model and the exported adapter in PEFT."""
-
-
-@dataclass(frozen=True)
-class TaskExamples:
-    """A task's demonstrations as ids; `too_long` counts those left out because they exceed the model's context."""
-
-    training: list[Example]
-    validation: list[Example]
-    too_long: int = 0
 
 
 @dataclass
@@ -112,7 +95,8 @@ def compose_adapters(
     if composition.router.kind != "none":
         # its own modules: what it may unfreeze is the router's copy, never the pool of the exports
         with GatedModel(policy.network, pool) as gated:
-            figures = _train_router(gated, tasks, composition.router, result, seed, out, report)
+            figures, rows = route_tasks(gated, tasks, result.gates, composition.router, seed, out / "router", report)
+        result.metrics += rows
     else:
         figures = None
     if "gate_gradient_svd" in composition.measures:
@@ -181,54 +165,6 @@ def _further_measures(
     if "adalora" in settings.measures:
         found["adalora_at_ones"] = adalora_score(gated, sample, ones, settings.batch_size)
     return found
-
-
-def _train_router(
-    gated: GatedModel,
-    tasks: Mapping[str, TaskExamples],
-    settings: SequenceRouterSettings | TokenRouterSettings,
-    result: Composition,
-    seed: int,
-    out: Path,
-    report: Report,
-) -> dict[str, Any]:
-    """Trains the router on all tasks' demonstrations, writes router/ and returns its figures."""
-    device = next(gated.model.parameters()).device
-    width = gated.model.config.get_text_config().hidden_size
-    router = make_router(gated.pool, width, settings, derive_seed(seed, "router")).to(device)
-    training = [example for examples in tasks.values() for example in examples.training]
-    validation = [example for examples in tasks.values() for example in examples.validation]
-    figures: dict[str, Any] = {"kind": settings.kind, "parameters": sum(p.numel() for p in router.parameters())}
-    if isinstance(router, SequenceRouter) and isinstance(settings, SequenceRouterSettings):
-        states_NH = all_prompt_states(gated, training, settings.batch_size)
-        router.fit_scale(states_NH)
-        if settings.start == "task_gates":
-            names = [task for task, examples in tasks.items() for _ in examples.training]
-            rate, start = settings.learning_rate, derive_seed(seed, "router start")
-            figures["start_loss"] = fit_to_task_gates(
-                router, states_NH, names, result.gates, settings.start_steps, rate, start
-            )
-    trained = train_router(
-        gated,
-        router,
-        training,
-        settings,
-        validation=validation,
-        seed=derive_seed(seed, "router order"),
-        on_step=lambda step: report.progress(step, settings.steps, f"{settings.kind} router"),
-    )
-    save_router(router, settings, gated, out / "router")
-    figures |= {"first_loss": trained.losses[0], "last_loss": trained.losses[-1], "chosen_step": trained.chosen_step}
-    result.metrics += [{"step": n, "name": "router/loss", "value": loss} for n, loss in enumerate(trained.losses)]
-    for step, loss in trained.validation.items():
-        result.metrics.append({"step": step, "name": "router/validation_loss", "value": loss})
-    for task, examples in tasks.items():
-        if examples.validation:
-            loss = routed_loss(gated, router, examples.validation, settings.batch_size)
-            figures[f"validation_loss/{task}"] = loss
-            result.metrics.append({"step": trained.chosen_step, "name": f"{task}/routed_validation_loss", "value": loss})
-    report.log(f"{settings.kind} router: loss {trained.losses[0]:.4f} → {trained.losses[-1]:.4f}")
-    return figures
 
 
 def _score_in_svd_basis(

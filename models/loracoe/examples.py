@@ -24,6 +24,15 @@ class Example(NamedTuple):
 
 
 @dataclass(frozen=True)
+class TaskExamples:
+    """A task's demonstrations as ids; `too_long` counts those left out because they exceed the model's context."""
+
+    training: list[Example]
+    validation: list[Example]
+    too_long: int = 0
+
+
+@dataclass(frozen=True)
 class Batch:
     """Right-padded rows. `targets` are flat positions (row * T + column) whose next token is a response token."""
 

@@ -147,10 +147,15 @@ def train_router(
 
 
 def _factors(gated: GatedModel, unfreeze: str) -> list[torch.nn.Parameter]:
-    modules = list(gated.modules.values())
     if unfreeze == "none":
         return []
-    return [module.B_OR for module in modules] + ([module.A_RI for module in modules] if unfreeze == "A_and_B" else [])
+    modules = list(gated.modules.values())
+    factors = [module.B_OR for module in modules] + (
+        [module.A_RI for module in modules] if unfreeze == "A_and_B" else []
+    )
+    for factor in factors:
+        factor.data = factor.data.clone()  # the layers share the pool's own tensors, which must stay as they are
+    return factors
 
 
 def _step(

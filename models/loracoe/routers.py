@@ -177,9 +177,7 @@ class TokenRouter(nn.Module):
         f_i: rank i's share of the selections, without gradient; P_i: its mean share of the sigmoids, over real tokens.
         1 when both are uniform, larger the more both prefer the same ranks.
         """
-        losses = [
-            len(load) * (load / load.sum() * self._preference[name]).sum() for name, load in self.load.items()
-        ]
+        losses = [len(load) * (load / load.sum() * self._preference[name]).sum() for name, load in self.load.items()]
         return torch.stack(losses).mean()
 
     def z_loss(self) -> Tensor:

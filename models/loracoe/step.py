@@ -10,15 +10,14 @@ from models.requests import ComposeRequest
 
 
 def compose(request: ComposeRequest, out: Path, report: Report) -> dict[str, Any]:
-    """Composes the experts' adapters; see `compose_adapters` for the files. Every task has an expert of its own name.
+    """Composes adapters; see `compose_adapters` for the files.
 
-    The run itself trained all experts on one base, so the base names in their configurations are not compared (a run
-    that was moved has several). Raises UserError where a task's adapter or prompt is missing.
+    A run trained all its experts on one base, so the base names in their configurations are not compared there (a run
+    that was moved has several). Raises UserError where a task's prompt is missing.
     """
-    for field, keys in (("experts", request.experts), ("prompts", request.prompts)):
-        missing = sorted(set(request.demonstrations) - set(keys))
-        if missing:
-            raise UserError(f"{field} has no entry for {missing}, whose demonstrations are given")
+    missing = sorted(set(request.demonstrations) - set(request.prompts))
+    if missing:
+        raise UserError(f"prompts has no entry for {missing}, whose demonstrations are given")
     return compose_adapters(
         request.experts,
         request.base,
@@ -28,6 +27,6 @@ def compose(request: ComposeRequest, out: Path, report: Report) -> dict[str, Any
         composition=request.composition,
         seed=request.seed,
         compute=request.compute,
-        same_base=True,
+        same_base=request.same_base,
         report=report,
     )

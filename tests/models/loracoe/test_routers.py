@@ -7,9 +7,22 @@ import torch
 from peft import ArrowConfig, PeftModel, XLoraConfig, create_arrow_model
 from peft.tuners.xlora.layer import XLoraLinearLayer
 
-from models.loracoe.examples import Example, make_batch, response_nll
+from data.errors import UserError
+from models.loracoe.examples import Batch, Example, make_batch, response_nll
 from models.loracoe.gated import GatedModel
-from models.loracoe.routers import SequenceRouter, TokenRouter, keep_largest, prompt_states, train_router
+from models.loracoe.pool import save_pool
+from models.loracoe.router_training import (
+    all_prompt_states,
+    fit_to_task_gates,
+    load_router,
+    make_router,
+    routed_loss,
+    save_router,
+    stages,
+    train_router,
+)
+from models.loracoe.routers import SequenceRouter, TokenRouter, keep_largest, prompt_states
+from models.settings import SequenceRouterSettings, TokenRouterSettings
 from tests.models.loracoe.helpers import examples, logits, pool_of, relative, write_adapter
 from tests.tiny import tiny_llama
 
@@ -176,27 +189,138 @@ def test_balancing_lifts_what_is_used_too_little(pool):
     assert bias.tolist() == pytest.approx([-0.01, -0.01, 0.01, *[0.01] * 9])
 
 
-@pytest.mark.parametrize("kind", [SequenceRouter, TokenRouter])
-def test_training_a_router_lowers_the_loss_and_leaves_pool_and_base(pool, kind):
+SETTINGS = [
+    SequenceRouterSettings(steps=25, learning_rate=5e-2, batch_size=8, active=8),
+    SequenceRouterSettings(steps=25, learning_rate=5e-2, batch_size=8, active=8, straight_through=True),
+    TokenRouterSettings(steps=25, learning_rate=5e-2, batch_size=8, active=8, balance="loss_free"),
+    TokenRouterSettings(
+        steps=25, learning_rate=5e-2, batch_size=8, active=8, shared=True, balance="switch", z_loss=1e-3
+    ),
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=["sequence", "straight-through", "token", "shared"])
+def test_training_a_router_lowers_the_loss_and_leaves_pool_and_base(pool, settings):
     model = tiny_llama()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
-    router = kind(32, pool) if kind is SequenceRouter else kind(pool)
+    router = make_router(pool, 32, settings, seed=0)
     with GatedModel(model, pool) as gated:
         before = {name: module.A_RI.clone() for name, module in gated.modules.items()}
-        losses = train_router(
-            gated,
-            router,
-            examples(8),
-            steps=25,
-            learning_rate=5e-2,
-            batch_size=8,
-            stages=((0, None), (0.4, 8)),
-            balance_rate=1e-3,
-        )
+        trained = train_router(gated, router, examples(8), settings, validation=examples(4, seed=9))
         assert all(torch.equal(module.A_RI, before[name]) for name, module in gated.modules.items())
-    assert losses[-1] < losses[0] - 0.01
+        assert set(trained.validation) == {20, 22, 23, 25}, "only with the final number of open gates"
+        kept = routed_loss(gated, router, examples(4, seed=9), 8)
+        assert kept == pytest.approx(min(trained.validation.values()), rel=1e-6)
+    assert trained.losses[-1] < trained.losses[0] - 0.01
     assert router.active == 8
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in weights.items())
+
+
+def test_the_cuts_come_in_stages():
+    assert stages(TokenRouterSettings(steps=100, active=16)) == [(0, None), (40, 24), (70, 16)]
+    assert stages(TokenRouterSettings(steps=100)) == [(0, None)]
+
+
+@pytest.mark.parametrize("unfreeze", ["B", "A_and_B"])
+def test_unfrozen_factors_move_late_and_slowly_and_are_kept(pool, unfreeze, tmp_path):
+    settings = TokenRouterSettings(steps=10, learning_rate=1e-2, unfreeze=unfreeze, unfreeze_from=0.5)
+    with GatedModel(tiny_llama(), pool) as gated:
+        router = make_router(pool, 32, settings, seed=0)
+        rates = []
+        train_router(
+            gated, router, examples(6), settings, on_step=lambda step: rates.append(factors_moved(gated, pool, step))
+        )
+        assert [step for step, (a, b) in enumerate(rates, 1) if b] == [6, 7, 8, 9, 10]
+        assert any(a for a, _ in rates) == (unfreeze == "A_and_B")
+        wanted = routed_loss(gated, router, examples(4), 4)
+        save_router(router, settings, gated, tmp_path)
+    loaded, again = load_router(tmp_path, tmp_path / "no pool here", 32)
+    with GatedModel(tiny_llama(), loaded) as gated:
+        assert routed_loss(gated, again, examples(4), 4) == pytest.approx(wanted, rel=1e-6)
+
+
+def factors_moved(gated, pool, step):
+    """Whether A and B of a layer differ from the pool's; at the first moved step by at most a tenth of the rate."""
+    layer, start = gated.modules[NAME], pool.modules[NAME]
+    moved = [
+        float((now.detach() - was).abs().max()) for now, was in ((layer.A_RI, start.A_RI), (layer.B_OR, start.B_OR))
+    ]
+    if step == 6:
+        assert max(moved) <= 0.1 * 1e-2
+    return moved[0] > 0, moved[1] > 0
+
+
+def test_a_sequence_router_starts_from_the_tasks_gates(pool, tmp_path):
+    rows = [Example([1, *([10] * 4)], [7, 2]) for _ in range(6)] + [Example([1, *([60] * 4)], [7, 2]) for _ in range(6)]
+    tasks = ["a"] * 6 + ["b"] * 6
+    gates = {name: pool.one_hot_gates(name) for name in ("a", "b")}
+    with GatedModel(tiny_llama(), pool) as gated:
+        settings = SequenceRouterSettings()
+        router = make_router(pool, 32, settings, seed=0)
+        states = all_prompt_states(gated, rows, 5)
+        router.fit_scale(states)
+        assert fit_to_task_gates(router, states, tasks, gates, 200, 5e-2, 0) < 0.05
+        with torch.no_grad():
+            found = router(states[[0, 11]])
+        for name in pool.modules:
+            for row, task in enumerate(("a", "b")):
+                assert torch.allclose(found[name][row, 0], gates[task][name], atol=0.1)
+        save_router(router, settings, gated, tmp_path)
+        save_pool(pool, tmp_path / "pool")
+    _, again = load_router(tmp_path, tmp_path / "pool", 32)
+    assert torch.equal(again(states)[NAME], router(states)[NAME])
+    with pytest.raises(UserError, match="holds no router"):
+        load_router(tmp_path / "pool", tmp_path / "pool", 32)
+
+
+def test_straight_through_changes_gradients_only(pool):
+    x_BTI = torch.randn(2, 3, 32, generator=torch.Generator().manual_seed(1))
+    found = []
+    for through in (False, True):
+        router = TokenRouter(pool, active=2, straight_through=through)
+        index = router.names.index(NAME)
+        gates = router.gates(index, x_BTI)
+        (gates * (torch.arange(gates.shape[-1]) + 1)).sum().backward()
+        found.append((gates.detach(), router.weights[index].grad))
+    (gates, gradient), (other_gates, other_gradient) = found
+    assert torch.equal(gates, other_gates)
+    open_anywhere = (gates != 0).any(0).any(0)
+    assert not gradient[~open_anywhere].any(), "closed gates learn nothing"
+    assert other_gradient[~open_anywhere].any(1).all(), "and all of them do with straight-through"
+
+
+def test_switch_and_z_loss_by_hand(pool):
+    router = TokenRouter(pool)
+    router.load = {NAME: torch.tensor([1.0, 1.0, 0.0, 0.0])}  # two of four, always the same
+    router._preference = {NAME: torch.tensor([0.4, 0.4, 0.1, 0.1])}
+    assert router.switch_loss().item() == pytest.approx(4 * (0.5 * 0.4 + 0.5 * 0.4))
+    router.load = {NAME: torch.full((4,), 0.5)}
+    assert router.switch_loss().item() == pytest.approx(1.0)
+    router._squares = {NAME: torch.tensor(4.0), "other": torch.tensor(1.0)}
+    assert router.z_loss().item() == pytest.approx(2.5)
+
+
+def test_padding_is_not_counted_by_the_losses(pool):
+    found = []
+    for width in (0, 5):
+        router = TokenRouter(pool, active=3)
+        rows = examples(3)
+        batch = make_batch([*rows, Example([1] * (12 + width), [2])], CPU)
+        kept = Batch(
+            batch.ids_BT[:3], batch.attention_mask_BT[:3], batch.prompt_mask_BT[:3], batch.targets_N, batch.labels_N
+        )
+        with GatedModel(tiny_llama(), pool) as gated:
+            router.install(gated, kept)
+            logits(gated.model, kept.ids_BT)
+        found.append((router.switch_loss().item(), router.z_loss().item()))
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def test_layers_of_one_shape_share_a_router(pool):
+    router = TokenRouter(pool, shared=True)
+    shapes = {(module.rank, module.A_RI.shape[1]) for module in pool.modules.values()}
+    assert len(router.weights) == len(shapes) < len(pool.modules) == len(router.biases)
+    assert sum(p.numel() for p in router.parameters()) < sum(p.numel() for p in TokenRouter(pool).parameters())
 
 
 def test_e13_gradient_checkpointing_changes_neither_loss_nor_gradient_nor_load(pool):

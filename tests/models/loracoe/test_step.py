@@ -183,7 +183,18 @@ def test_a_single_adapter_is_a_pool_of_its_own_ranks(request_, tmp_path):
     assert info["tasks"]["sums"]["start"] == "the whole adapter"
 
 
-def test_a_task_without_expert_or_prompt_is_refused(request_, tmp_path):
+@pytest.mark.parametrize("kind", ["sequence", "token"])
+def test_a_router_is_trained_beside_the_gates(request_, tmp_path, kind):
+    router = {"kind": kind, "steps": 6, "batch_size": 4, "active": 4}
+    settings = CompositionSettings.model_validate(SETTINGS.model_dump() | {"router": router})
+    info = compose(request_.model_copy(update={"composition": settings}), tmp_path, Silent())
+    assert info["router"]["kind"] == kind and {"validation_loss/sums", "validation_loss/logic"} <= set(info["router"])
+    assert (tmp_path / "router" / "router.safetensors").is_file()
+    names = {row["name"] for row in read_rows(tmp_path / "metrics.parquet", "metrics")}
+    assert {"router/loss", "router/validation_loss", "sums/routed_validation_loss"} <= names
+
+
+def test_a_task_without_prompt_is_refused(request_, tmp_path):
     broken = request_.model_copy(update={"prompts": {}})
     with pytest.raises(UserError, match="prompts has no entry for"):
         compose(broken, tmp_path, Silent())
