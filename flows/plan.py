@@ -65,7 +65,8 @@ def sizes(settings: RunSettings) -> list[tuple[str, str]]:
         return [*rows, ("memory", "unknown: the model's configuration is on the hub only")]
     bytes_each = BYTES[getattr(settings.model, "dtype", "float32")]
     trained = shape.trained(settings.parameters)
-    state_bytes = 4 if settings.parameters.kind == "lora" else bytes_each
+    # what is trained is kept in float32; a base of 16 bit stays beside it to sample with
+    masters = trained * 4 if settings.parameters.kind == "full" else 0
     cell = max(cells, key=lambda cell: cell.rl.tokens_per_micro_batch)
     # a block keeps about this many vectors of the hidden size a token for the backward pass (our estimate)
     activations = shape.layers * cell.rl.tokens_per_micro_batch * 16 * shape.hidden * bytes_each
@@ -76,7 +77,8 @@ def sizes(settings: RunSettings) -> list[tuple[str, str]]:
         ("parameters of the base", f"{shape.parameters():,}"),
         ("trained parameters", f"{trained:,} ({settings.parameters.kind})"),
         ("memory of the base's weights", _bytes(shape.parameters() * bytes_each)),
-        ("memory of gradients and Adam", _bytes(trained * (state_bytes + 8))),
+        ("memory of gradients and Adam", _bytes(trained * (4 + 8))),
+        *([("memory of the trained weights, float32", _bytes(masters))] if masters else []),
         ("memory of activations, one micro-batch", _bytes(activations)),
         (f"memory of the key/value cache, {batch} rows", _bytes(cache)),
     ]

@@ -92,6 +92,7 @@ class Policy:
 
         With `trainable` and no weights, `parameters` says what is trained: a new adapter (B = 0, so it is the base;
         A drawn from `seed`), or every parameter. With weights, they say what they are (a PEFT adapter or full weights).
+        What is trained is kept, and saved, in float32 whatever the base's type, which stays the type of the products.
         Raises UserError where weights and `parameters` do not fit together, or where nothing would be trained.
         """
         device = select_device(compute)
@@ -102,11 +103,12 @@ class Policy:
         if weights is not None and (weights / ADAPTER_CONFIG).is_file():
             model = _with_adapter(shared_copy(base), weights, parameters, trainable)
         elif weights is not None:
-            model = _with_full_weights(copy.deepcopy(base), weights, parameters, trainable)
+            whole = _trained_whole(base, device) if trainable else copy.deepcopy(base)
+            model = _with_full_weights(whole, weights, parameters, trainable)
         elif trainable and isinstance(parameters, LoraTraining):
             model = _with_new_adapter(shared_copy(base), parameters, seed)
         elif trainable:
-            model = copy.deepcopy(base).requires_grad_(True)
+            model = _trained_whole(base, device)
         else:
             model = shared_copy(base)
         policy = cls(model, tokenizer, files, compute)
@@ -210,6 +212,45 @@ def _context(base: Any, wanted: int | None) -> int:
     if not known:
         raise UserError("the model's configuration does not say how long a row may be; set model.context")
     return min(known)
+
+
+class _Autocast:
+    """Hooks that run a network's forward pass under autocast; they go with a copy of the network."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.dtype = device, dtype
+        self.entered: list[Any] = []
+
+    def attach(self, network: Any) -> None:
+        """From here on every forward pass of `network` computes in `dtype`."""
+        network.register_forward_pre_hook(self.enter)
+        network.register_forward_hook(self.leave, always_call=True)
+
+    def enter(self, *_: Any) -> None:
+        """Before the pass."""
+        self.entered.append(torch.autocast(self.device.type, self.dtype))
+        self.entered[-1].__enter__()
+
+    def leave(self, *_: Any) -> None:
+        """After it, also where it failed."""
+        self.entered.pop().__exit__(None, None, None)
+
+
+def _trained_whole(base: Any, device: torch.device) -> Any:
+    """A copy of `base` whose parameters are trained. Those of 16 bit are kept in float32, computing goes on in 16.
+
+    A step of Adam is as large as the rate, mostly far below the spacing of 16-bit numbers: 16-bit weights would stay
+    where they are, step after step.
+    """
+    dtype = base.dtype
+    if dtype == torch.float16:
+        raise UserError(
+            "parameters.kind is 'full' and model.dtype is 'float16', in which small gradients vanish; use 'bfloat16'"
+        )
+    model = copy.deepcopy(base).float().requires_grad_(True)
+    if dtype != torch.float32:
+        _Autocast(device, dtype).attach(model)
+    return model
 
 
 @contextmanager

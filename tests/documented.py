@@ -1,0 +1,27 @@
+"""The names of docs/metrics.md, for the tests that compare them with what is written."""
+
+import re
+from pathlib import Path
+
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
+LOG_ONLY = "## In the log"
+"""The section of what is no row of a table."""
+
+
+def lines(log: bool = False) -> list[list[str]]:
+    """The cells of every row of its tables: of those of metrics.parquet, or of the section on the log."""
+    tables, _, rest = DOCUMENT.read_text().partition(LOG_ONLY)
+    found = rest if log else tables
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in found.splitlines() if line.startswith("| `")]
+
+
+def documented() -> set[str]:
+    """Every name of metrics.parquet that is explained."""
+    return {name for cells in lines() for name in re.findall(r"`([^`]+)`", cells[0])}
+
+
+def general(name: str) -> str:
+    """`accuracy/stage_3` is documented as `accuracy/stage_<i>`, a reward part as `reward/<part>`, and so on."""
+    name = re.sub(r"/stage_\d+$", "/stage_<i>", name)
+    name = re.sub(r"^[^/]+/(gate_loss|gate_validation_loss|export_difference)$", r"<task>/\1", name)
+    return "reward/<part>" if name.startswith("reward/") else name
