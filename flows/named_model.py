@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from data.errors import UserError
 from flows.config import explain, resolve
-from models.fetch import SMOL, smol_problem
 from models.settings import PretrainedModel
 
 
@@ -21,6 +20,8 @@ def named_model(options: argparse.Namespace) -> dict[str, Any]:
     UserError where there is no such model, as far as that can be seen without loading it.
     """
     text = options.model
+    from models.fetch import SMOL
+
     folder = Path(text).expanduser()
     if folder.is_file():
         raise UserError(f"{text} is a file; name the folder of a model or of an adapter")
@@ -60,6 +61,8 @@ def _folder_model(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _pretrained(name: str, options: argparse.Namespace) -> PretrainedModel:
+    from models.fetch import SMOL, smol_problem
+
     if name == SMOL and (problem := smol_problem()):
         raise UserError(problem)
     settings = {"name": name, "context": options.context}
