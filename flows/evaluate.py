@@ -171,9 +171,12 @@ def _known(name: str) -> None:
 
 
 def _check_folder(folder: Path) -> None:
+    from flows.preflight import check_writable
+
     existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
     if not existing.is_dir():
         raise UserError(f"--out: {existing} is a file; name a folder")
+    check_writable("--out", existing, "--out")
     others = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     if others and not {"score.json", "unfinished"} & set(others):
         raise UserError(f"--out: {folder} holds other files ({', '.join(sorted(others)[:3])}); name a new folder")

@@ -1,14 +1,21 @@
 """What can be seen to be wrong before anything is started: files, names, folders. Imports neither torch nor prefect."""
 
+import errno
 import os
+import tempfile
 from pathlib import Path
 
 from data import storage
 from data.errors import UserError
+from data.settings import FileSource
 from data.suites import SUITES
 from flows.settings import ExpertSettings, RunSettings
 from models.fetch import SMOL, smol_problem
 from models.settings import Engine, Model
+
+TRIAL_BYTES = 1 << 20
+"""Files up to this size are ingested on trial (our choice: about half a second)."""
+TRIAL_WRITE = 1 << 16
 
 
 def check(settings: RunSettings) -> None:
@@ -39,12 +46,39 @@ def _engine(engine: Engine) -> None:
 
 def _expert(field: str, expert: ExpertSettings) -> None:
     source = expert.source
-    if source.kind == "file":
-        _file(f"{field}.source.path", source.path)
-    elif source.kind == "suite":
-        _suite(f"{field}.source", source.suite, source.difficulty)
     if expert.test is not None:
         _benchmark(f"{field}.test", expert.test.name, expert.test.path)
+    if source.kind == "file":
+        _file(f"{field}.source.path", source.path)
+        _rows(field, source, expert)
+    elif source.kind == "suite":
+        _suite(f"{field}.source", source.suite, source.difficulty)
+
+
+def _rows(field: str, source: FileSource, expert: ExpertSettings) -> None:
+    """Ingests a small local file on trial, so that what is wrong with its content is said before anything starts."""
+    benchmark_is_here = expert.test is None or expert.test.path is not None
+    if not storage.is_local(source.path) or not benchmark_is_here:
+        return
+    if storage.local_path(source.path).stat().st_size > TRIAL_BYTES:
+        return
+    from data.ingestion import ingest
+    from data.progress import Silent
+
+    with tempfile.TemporaryDirectory(prefix="ratchet-") as folder:
+        try:
+            ingest(
+                source,
+                "trial",
+                Path(folder),
+                splits=expert.splits,
+                segmentation=expert.segmentation,
+                answer_kind=expert.answer_kind,
+                test=expert.test,
+                report=Silent(),
+            )
+        except UserError as error:
+            raise UserError(f"{field}: {error}") from None
 
 
 def _model(model: Model) -> None:
@@ -94,5 +128,16 @@ def _root(root: str) -> None:
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not existing.is_dir():
         raise UserError(f"root: {existing} is a file; choose a folder with --root")
-    if not os.access(existing, os.W_OK):
-        raise UserError(f"root: {existing} may not be written by this user; choose another folder with --root")
+    check_writable("root", existing, "--root")
+
+
+def check_writable(field: str, folder: Path, option: str) -> None:
+    """Raises UserError where nothing can be written into the existing `folder`: no permission, read-only, full."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=".ratchet-", dir=folder) as trial:
+            (Path(trial) / "trial").write_bytes(bytes(TRIAL_WRITE))
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        reason = "the disk is full" if full else "may not be written by this user"
+        remedy = "free space there or " if full else ""
+        raise UserError(f"{field}: {folder}: {reason}; {remedy}choose another folder with {option}") from None
