@@ -90,6 +90,18 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("advantage", _FLOAT),
             ("policy_version", _INT),
             ("seed", pa.uint64()),
+            ("trace", _STRING),  # meta-actions only, JSON: status, blocks, action log-probabilities at their boundaries
+        ]
+    ),
+    "traces": pa.schema(
+        [
+            ("item_id", _STRING),
+            ("kind", _STRING),  # plain | confirm | fix | two_fixes
+            ("question", _STRING),
+            ("text", _STRING),
+            ("unlearned", _STRING),  # JSON: [start, end) characters of the text that carry no loss
+            ("answer", _STRING),
+            ("answer_kind", _STRING),
         ]
     ),
     "metrics": pa.schema(

@@ -98,8 +98,14 @@ def difficulty_weight(kind: str, revealed_steps: int, total_steps: int) -> float
     return ((total_steps - revealed_steps) / total_steps) ** (2 if kind == "square" else 1)
 
 
-def score(prompts: list, completions: list[str], columns: dict[str, list], settings: RewardSettings) -> list[Scored]:
-    """Rewards of completions, all lists of one length B.
+def score(
+    prompts: list,
+    completions: list[str],
+    columns: dict[str, list],
+    settings: RewardSettings,
+    graded: list[str] | None = None,
+) -> list[Scored]:
+    """Rewards of completions, all lists of one length B. `graded` are the texts to grade; None: the completions.
 
     `columns` holds at least `answer` and `answer_kind`; every column is handed to the user's functions by name. The
     outcome is 1 for a correct answer, `settings.partial` for a finite, readable but wrong one, else 0; None where the
@@ -113,7 +119,9 @@ def score(prompts: list, completions: list[str], columns: dict[str, list], setti
             raise UserError(f"column {name!r} has {len(values)} rows for {len(completions)} completions: give one each")
     grades = [
         grade(text, gold, kind)
-        for text, gold, kind in zip(completions, columns["answer"], columns["answer_kind"], strict=True)
+        for text, gold, kind in zip(
+            completions if graded is None else graded, columns["answer"], columns["answer_kind"], strict=True
+        )
     ]
     user = {path: _call(path, prompts, completions, columns) for path in settings.functions}
     scored = []

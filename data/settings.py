@@ -239,3 +239,101 @@ class MetaActionReward(Settings):
                 f"length.hard is {self.length.hard} and length.easy {self.length.easy}: hard must be lower"
             )
         return self
+
+
+class ActionRegularisation(Settings):
+    """Keeps the choice of actions at block boundaries open (all numbers: our choice)."""
+
+    entropy_coefficient: float = Field(0.01, ge=0)
+    """Largest coefficient of the entropy over legal actions; it adapts towards the target. 0: off."""
+    entropy_target: float = Field(0.5, ge=0, le=1)
+    """Wanted mean entropy at block boundaries as a share of its maximum; the bonus is on only at or below it."""
+    entropy_step: float = Field(0.001, gt=0)
+    """Change of the coefficient an optimiser step, up below the target and down above it."""
+    kl_coefficient: float = Field(0.05, ge=0)
+    """Coefficient of KL(policy ‖ warm-up) of the distribution over legal actions; 0: off."""
+
+
+class Restarts(Settings):
+    """Groups of rollouts that start at block boundaries of earlier rollouts (all numbers: our choice)."""
+
+    share: float = Field(0.3, ge=0, lt=1)
+    """Share of a round's groups; 0: off."""
+    start: float = Field(0.05, ge=0, le=1)
+    """Share of the budget that is spent before restarts begin."""
+    anneal: float = Field(0.25, ge=0, le=1)
+    """Last share of the budget over which they are led to 0."""
+    choose: Literal["key", "random"] = "key"
+    """`key`: by pre-score and value; `random`: boundaries drawn at random, no value filter (an ablation)."""
+    balanced: bool = True
+    """As many states whose candidate answer is wrong as ones whose candidate is right; False is an ablation."""
+    states_per_problem: int = Field(4, ge=2)
+    """Candidates kept of the rollouts of one problem in one round."""
+    value_low: float = Field(0.1, ge=0, le=1)
+    value_high: float = Field(0.9, ge=0, le=1)
+    """A state is key where its Monte-Carlo value lies between these; others are dropped after their first visit."""
+    max_age: int = Field(8, ge=1)
+    """Rounds after which a state is dropped."""
+    max_visits: int = Field(6, ge=1)
+    """Groups started from a state before it is dropped."""
+    capacity: int = Field(512, ge=2)
+    """States kept from round to round."""
+
+
+class TraceMix(Settings):
+    """Shares of the kinds of warm-up traces; they must add up to 1."""
+
+    plain: float = Field(0.3, ge=0, le=1)
+    """One attempt and the answer."""
+    confirm: float = Field(0.25, ge=0, le=1)
+    """A right attempt, a critique that says so, the answer."""
+    fix: float = Field(0.35, ge=0, le=1)
+    """A wrong attempt, a critique that names its first wrong step, a refinement from the step before it."""
+    two_fixes: float = Field(0.1, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _whole(self) -> "TraceMix":
+        total = self.plain + self.confirm + self.fix + self.two_fixes
+        if abs(total - 1) > 1e-6:
+            raise ValueError(f"the shares add up to {total:.3g}; they must add up to 1")
+        return self
+
+
+class TraceSynthesis(Settings):
+    """How plain demonstrations become warm-up traces (all numbers: our choice)."""
+
+    mode: Literal["rollouts", "corrupt"] = "rollouts"
+    """`rollouts`: the errors of a policy warmed up on the plain demonstrations, the first wrong step found by
+    Monte-Carlo continuations; `corrupt`: one step of the demonstration spoilt, for tests and tiny models."""
+    traces: int = Field(4000, ge=1)
+    """At most this many demonstrations become traces."""
+    mix: TraceMix = TraceMix()
+    confirm_refined: float = Field(0.67, ge=0, le=1)
+    """Share of the fixed traces whose refinement is confirmed by one more critique: with the default mix as many
+    verdicts are "correct" as "wrong"."""
+    wrong_content: Literal["mask_decision", "mask_all", "learn"] = "mask_decision"
+    """What of a wrong attempt carries no loss: its first wrong step, all from there on, or nothing. In our trials
+    `mask_all` taught policies to find everything correct."""
+    longest_critique: float = Field(1.0, gt=0)
+    """A critique longer than this times its attempt (in characters) is refused."""
+    samples: int = Field(16, ge=2)
+    """Rollouts a problem (mode rollouts)."""
+    continuations: int = Field(8, ge=1)
+    """Continuations a prefix (mode rollouts); a prefix counts as lost where at most one in eight is right."""
+    temperature: float = Field(1.0, gt=0)
+    max_new_tokens: int = Field(256, ge=1)
+
+
+class MetaActions(Settings):
+    """The response is a trace of meta-actions: reason, critique with a verdict, refine, answer."""
+
+    kind: Literal["meta_actions"] = "meta_actions"
+    max_blocks: int = Field(8, ge=2)
+    """Most blocks of a trace, the answer among them."""
+    synthesis: TraceSynthesis = TraceSynthesis()
+    reward: MetaActionReward = MetaActionReward()
+    regularisation: ActionRegularisation = ActionRegularisation()
+    restarts: Restarts = Restarts()
+
+
+Reasoning = Annotated[PlainReasoning | MetaActions, Field(discriminator="kind")]

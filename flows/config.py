@@ -60,10 +60,21 @@ def resolve(raw: dict[str, Any]) -> RunSettings:
     for arm in settings.arms:
         for task in settings.experts:
             try:
-                arm_settings(settings, task, arm)
+                cell = arm_settings(settings, task, arm)
             except ValidationError as error:
                 raise UserError(explain(error, f"arms.{arm}.")) from None
+            _check_arm_reasoning(arm, task, settings.experts[task], cell)
     return settings
+
+
+def _check_arm_reasoning(arm: str, task: str, expert: ExpertSettings, cell: ExpertSettings) -> None:
+    """Raises UserError where an arm changes what its expert's warm-up, which all arms share, was made from."""
+    below, above = expert.reasoning, cell.reasoning
+    if below.kind != above.kind or getattr(below, "synthesis", None) != getattr(above, "synthesis", None):
+        raise UserError(
+            f"arms.{arm}.reasoning: kind and synthesis belong to the warm-up, which the arms of expert {task!r} share; "
+            "set them in the expert (or add another expert)"
+        )
 
 
 def arm_settings(settings: RunSettings, task: str, arm: str) -> ExpertSettings:
@@ -202,7 +213,8 @@ def _location(entry: Any) -> list[str]:
     return location
 
 
-_UNION_FIELDS = {"model", "parameters", "engine", "source", "prompt", "curriculum", "advantage", "loss", "router"}
+_UNION_FIELDS = {"model", "parameters", "engine", "source", "prompt", "curriculum", "reasoning", "advantage", "loss"}
+_UNION_FIELDS |= {"router"}
 
 
 def _tags() -> set[str]:

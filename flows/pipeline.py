@@ -6,7 +6,10 @@ from typing import Any
 from prefect import flow, get_run_logger, runtime
 
 from data import storage
+from data.meta_actions.grammar import PIECES
+from data.settings import MetaActions, PlainReasoning, Reasoning
 from data.storage import ArtifactRef
+from data.suites import SUITES
 from flows import config, parameters
 from flows.fan_out import train_experts
 from flows.locks import run_lock
@@ -21,6 +24,7 @@ from tasks.report import report, report_artifacts
 from tasks.rounds import run_cell
 from tasks.start_states import start_states
 from tasks.steps import RunContext, configured, result_of
+from tasks.traces import traces
 from tasks.warmup import warm_up
 
 
@@ -69,6 +73,16 @@ def reasoning_pipeline(
             return Pipeline(settings).run(elsewhere)
     finally:
         close_shared()
+
+
+def pieces(settings: RunSettings) -> tuple[str, ...]:
+    """What a tiny base's tokenizer must hold as one token each: the grammar's words where an expert uses them."""
+    return PIECES if any(isinstance(expert.reasoning, MetaActions) for expert in settings.experts.values()) else ()
+
+
+def reasoning_of(expert: ExpertSettings, weights: tuple[ArtifactRef, str] | None) -> Reasoning:
+    """How a model's answers are read: a base (no weights) was not taught the tags, so it answers in plain text."""
+    return expert.reasoning if weights is not None else PlainReasoning()
 
 
 class Pipeline:
@@ -131,6 +145,7 @@ class Pipeline:
             [(e.source, e.prompt) for e in settings.experts.values() if e.source.kind == "suite"],
             list(demonstrations.values()),
             settings.seed,
+            pieces(settings),
         )
         return demonstrations, base
 
@@ -148,18 +163,44 @@ class Pipeline:
             ingest, task, expert.source, expert.splits, expert.segmentation, expert.answer_kind, expert.test
         )
 
-    def warm_up(self, task: str, expert: ExpertSettings, base: ArtifactRef, demonstrations: ArtifactRef) -> ArtifactRef:
-        """The task's supervised adapter, where every arm starts."""
-        return self.call(
-            warm_up,
+    def warm_up(
+        self,
+        task: str,
+        expert: ExpertSettings,
+        base: ArtifactRef,
+        demonstrations: ArtifactRef,
+        start: tuple[ArtifactRef, str] | None = None,
+    ) -> ArtifactRef:
+        """The task's supervised policy, where every arm starts: on its demonstrations, or on traces made from them.
+
+        `start`: (output, folder in it) of weights to go on from; None: the base.
+        """
+
+        def learned(made: ArtifactRef | None = None, folder: str = "warmup") -> ArtifactRef:
+            parameters, seed = self.settings.parameters, self.settings.seed
+            texts = (task, base, demonstrations, parameters, expert.prompt, expert.warmup, seed)
+            return self.call(warm_up, *texts, start if folder == "warmup" else None, made, folder)
+
+        reasoning = expert.reasoning
+        if not isinstance(reasoning, MetaActions):
+            return learned()
+        policy = learned(folder="plain_warmup") if reasoning.synthesis.mode == "rollouts" else None
+        suite = expert.source.suite if expert.source.kind == "suite" else None
+        unit = expert.segmentation or (SUITES[suite].segmentation if suite else None)
+        made = self.call(
+            traces,
             task,
             base,
+            policy,
             demonstrations,
-            self.settings.parameters,
             expert.prompt,
-            expert.warmup,
+            reasoning,
+            self.settings.engine,
+            suite,
+            unit,
             self.settings.seed,
         )
+        return learned(made)
 
     def train(
         self, task: str, arm: str, base: ArtifactRef, warmup: ArtifactRef, demonstrations: ArtifactRef
@@ -179,6 +220,7 @@ class Pipeline:
             parameters=self.settings.parameters,
             prompt=expert.prompt,
             curriculum=expert.curriculum,
+            reasoning=expert.reasoning,
             reward=expert.reward,
             rl=expert.rl,
             evaluation=expert.evaluation,
@@ -222,6 +264,7 @@ class Pipeline:
             weights,
             demonstrations,
             expert.prompt,
+            reasoning_of(expert, weights),
             expert.evaluation,
             self.settings.engine,
             self.settings.seed,

@@ -22,6 +22,11 @@ def steps(settings: RunSettings) -> Iterator[tuple[str, str]]:
     for task, expert in settings.experts.items():
         warmup = expert.warmup
         length = f"{warmup.max_steps} steps" if warmup.max_steps is not None else f"{warmup.epochs:g} epochs"
+        if expert.reasoning.kind == "meta_actions":
+            synthesis = expert.reasoning.synthesis
+            if synthesis.mode == "rollouts":
+                yield f"plain warm-up {task}", "the policy whose errors become wrong attempts"
+            yield f"traces {task}", f"at most {synthesis.traces} meta-action traces, mode {synthesis.mode}"
         yield f"warm-up {task}", f"{length} of {warmup.batch_size} demonstrations, rate {warmup.learning_rate:g}"
         for arm in settings.arms:
             cell = config.arm_settings(settings, task, arm)

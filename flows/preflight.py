@@ -53,6 +53,12 @@ def _expert(field: str, expert: ExpertSettings) -> None:
         _rows(field, source, expert)
     elif source.kind == "suite":
         _suite(f"{field}.source", source.suite, source.difficulty)
+        kind = expert.answer_kind or SUITES[source.suite].answer_kind
+        if expert.reasoning.kind == "meta_actions" and kind == "program":
+            raise UserError(
+                f"{field}.reasoning.kind: meta_actions needs answers that stand in a text, but suite {source.suite!r} "
+                "is answered by programs; use reasoning.kind plain for this expert"
+            )
 
 
 def _rows(field: str, source: FileSource, expert: ExpertSettings) -> None:

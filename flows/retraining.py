@@ -19,7 +19,7 @@ from data.storage import ArtifactRef
 from flows import config, parameters
 from flows.locks import run_lock
 from flows.parameters import Confidence, Overrides, Preset, Questions, Seed, Tokens
-from flows.pipeline import Pipeline
+from flows.pipeline import Pipeline, pieces, reasoning_of
 from flows.settings import RunSettings
 from tasks import display
 from tasks.base import base_model
@@ -28,7 +28,6 @@ from tasks.evaluation import evaluate
 from tasks.promotion import announce, announce_nothing_new
 from tasks.retraining import decide, hold_out, select_new
 from tasks.steps import RunContext
-from tasks.warmup import warm_up
 
 LEASE_SECONDS = 60.0
 """After this long a retraining whose process was lost no longer holds up the next one (Prefect's shortest lease)."""
@@ -207,7 +206,9 @@ class Retraining:
         found, _ = storage.find(storage.join(self.serving, "lineage", "base"))
         expert = self.settings.experts[self.task]
         corpus = [(expert.source, expert.prompt)] if expert.source.kind == "suite" else []
-        return found or self.call("lineage", base_model, self.settings.model, corpus, [held_out], self.settings.seed)
+        return found or self.call(
+            "lineage", base_model, self.settings.model, corpus, [held_out], self.settings.seed, pieces(self.settings)
+        )
 
     def decisions(self) -> dict[str, ArtifactRef]:
         """Retraining → its decision, of all that have come to one."""
@@ -238,18 +239,9 @@ class Retraining:
 
     def train(self, name: str, base: ArtifactRef, new: ArtifactRef, served: Served | None) -> ArtifactRef:
         """The candidate: warm start from the serving weights, then rounds of RL on the new demonstrations."""
-        warmup = self.call(
-            name,
-            warm_up,
-            self.task,
-            base,
-            new,
-            self.settings.parameters,
-            self.expert.prompt,
-            self.expert.warmup,
-            self.settings.seed,
-            start=(served.ref, store.WEIGHTS) if served else None,
-        )
+        self.pipeline.context = self.context(name)
+        start = (served.ref, store.WEIGHTS) if served else None
+        warmup = self.pipeline.warm_up(self.task, self.expert, base, new, start)
         return self.pipeline.train(self.task, self.arm, base, warmup, new)[1]
 
     def evaluate(
@@ -265,6 +257,7 @@ class Retraining:
             weights,
             held_out,
             self.expert.prompt,
+            reasoning_of(self.expert, weights),
             self.expert.evaluation,
             self.settings.engine,
             self.settings.seed,

@@ -10,9 +10,12 @@ from data.settings import (
     AnswerKind,
     BenchmarkSource,
     Curriculum,
+    MetaActions,
     MixedCurriculum,
     PlainPrompt,
+    PlainReasoning,
     Prompt,
+    Reasoning,
     RewardSettings,
     Segmentation,
     Settings,
@@ -57,6 +60,7 @@ class SharedSections(Settings):
 
     splits: Splits = Splits()
     prompt: Prompt = PlainPrompt()
+    reasoning: Reasoning = PlainReasoning()
     reward: RewardSettings = RewardSettings()
     curriculum: Curriculum = MixedCurriculum()
     warmup: WarmupSettings = WarmupSettings()
@@ -75,11 +79,42 @@ class ExpertSettings(SharedSections):
     answer_kind: AnswerKind | None = None
     """None: what the source says."""
 
+    @model_validator(mode="after")
+    def _meta_actions(self) -> "ExpertSettings":
+        if not isinstance(self.reasoning, MetaActions):
+            return self
+        reward = self.reasoning.reward
+        if self.reward.difficulty_weight != "none":
+            raise ValueError(
+                "reward.difficulty_weight weighs plain outcomes by their start state; with reasoning.kind meta_actions "
+                "it would put right traces below wrong ones; set it to none"
+            )
+        if self.reward.partial >= reward.lowest_correct:
+            raise ValueError(
+                f"reward.partial is {self.reward.partial}, but a correct trace of meta-actions may be worth only "
+                f"{reward.lowest_correct:.3g}; lower it"
+            )
+        extra = reward.diversity > 0 or (reward.length.mode != "off" and reward.length.weight > 0)
+        if extra and self.rl.advantage.kind in ("group_mean_std", "global_normalisation"):
+            raise ValueError(
+                f"rl.advantage {self.rl.advantage.kind!r} divides by a standard deviation, which blows the small "
+                "length and diversity terms of all-correct groups up to full size; use group_mean or leave_one_out, "
+                "or set reasoning.reward.length.mode off and reasoning.reward.diversity 0"
+            )
+        if reward.length.mode in ("explore", "both") and not self.rl.train_truncated:
+            raise ValueError(
+                "rl.train_truncated false hides traces that grew too long from a reward for more blocks; "
+                "set it true, or reasoning.reward.length.mode shorten or off"
+            )
+        return self
+
 
 class ArmOverrides(Settings):
     """What an arm may change: sections that come after the shared warm-up."""
 
     curriculum: dict[str, Any] = {}
+    reasoning: dict[str, Any] = {}
+    """Of meta-actions alone: reward, regularisation, restarts, max_blocks; the warm-up is shared."""
     reward: dict[str, Any] = {}
     rl: dict[str, Any] = {}
 
@@ -120,6 +155,13 @@ class RunSettings(BaseSettings):
             for name in names:
                 if not re.match(NAME, name):
                     raise ValueError(f"{kind}.{name}: use lower-case letters, digits, '_', '-' and '.' in the name")
+        if self.composition.enabled and len(self.experts) > 1:
+            tagged = [task for task, expert in self.experts.items() if expert.reasoning.kind != "plain"]
+            if tagged:
+                raise ValueError(
+                    f"composition learns gates on plain demonstrations, but experts.{tagged[0]}.reasoning.kind is "
+                    "'meta_actions'; set composition.enabled false"
+                )
         if self.composition.enabled:
             if self.composition.arm not in self.arms:
                 raise ValueError(

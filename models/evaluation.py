@@ -7,10 +7,11 @@ from typing import Any
 
 from data.artifacts import read_rows, write_table
 from data.errors import UserError
-from data.grading import grade, warm
+from data.grading import Grade, grade, warm
+from data.meta_actions.judging import judge
 from data.progress import Report
 from data.seeds import derive_seed
-from data.settings import Prompt
+from data.settings import MetaActions, PlainReasoning, Prompt, Reasoning
 from data.statistics import wilson
 from models.policy import Policy
 from models.requests import AnswerRequest, EvaluateRequest
@@ -62,6 +63,7 @@ def answer_questions(
     model: str,
     seed: int,
     report: Report,
+    reasoning: Reasoning = PlainReasoning(),  # noqa: B008 - frozen settings
 ) -> list[dict[str, Any]]:
     """`settings.samples` graded answers to each question, as rows of the table `evaluations`.
 
@@ -88,7 +90,7 @@ def answer_questions(
     rows = []
     for number, ((row, sample), output) in enumerate(zip(asked, outputs, strict=True)):
         completion = decode(policy.tokenizer, output.completion_ids)
-        verdict = grade(completion, row["gold"], row["answer_kind"])
+        verdict = graded(completion, row["gold"], row["answer_kind"], reasoning)
         rows.append(
             {key: row[key] for key in ("task", "benchmark", "split", "item_id", "subject", "question", "gold")}
             | {
@@ -105,6 +107,14 @@ def answer_questions(
         )
         report.progress(number + 1, len(requests), "graded answers")
     return rows
+
+
+def graded(completion: str, gold: str, kind: str, reasoning: Reasoning) -> Grade:
+    """The grade of an answer; of a trace of meta-actions its answer block counts, and only if the trace is legal."""
+    if not isinstance(reasoning, MetaActions):
+        return grade(completion, gold, kind)
+    judged = judge(completion, gold, kind, reasoning.max_blocks)
+    return Grade(judged.correct, judged.parsed, judged.reason)
 
 
 def evaluate(request: EvaluateRequest, out: Path, report: Report) -> dict[str, Any]:
@@ -127,6 +137,7 @@ def evaluate(request: EvaluateRequest, out: Path, report: Report) -> dict[str, A
         model=request.model,
         seed=request.seed,
         report=report,
+        reasoning=request.reasoning,
     )
     write_table(out / "evaluations.parquet", "evaluations", rows)
     figures = accuracy(rows, request.evaluation.confidence)

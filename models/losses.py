@@ -146,6 +146,8 @@ class Totals:
     """Rollouts with at least one trained token."""
     max_new_tokens: int
     """Length that the constant denominator assumes."""
+    choices: int = 0
+    """Choices between several meta-actions at block boundaries; 0 where the loss does not look at them."""
 
 
 Aggregation = Literal["token_mean", "sequence_mean", "constant"]
@@ -213,6 +215,7 @@ class Statistics:
         self.tokens = 0
         self._sums: dict[str, float] = {}
         self._largest: dict[str, float] = {}
+        self._shares: dict[str, float] = {}
 
     @torch.no_grad()
     def add(self, batch: TokenBatch, losses: TokenLosses, entropy_BT: Tensor) -> None:
@@ -239,6 +242,11 @@ class Statistics:
         largest = where(mask_BT, values_BT).max().item() if mask_BT.any() else 0.0
         self._largest[name] = max(self._largest.get(name, 0.0), largest)
 
+    def add_share(self, name: str, value: float) -> None:
+        """Adds a micro-batch's part of a mean whose denominator it knows."""
+        self._shares[name] = self._shares.get(name, 0.0) + value
+
     def values(self) -> dict[str, float]:
-        """Name → mean over trained tokens, or maximum. Empty where nothing was trained."""
-        return {name: total / self.tokens for name, total in self._sums.items() if self.tokens} | self._largest
+        """Name → mean over trained tokens, maximum, or sum of parts. Empty where nothing was trained."""
+        means = {name: total / self.tokens for name, total in self._sums.items() if self.tokens}
+        return means | self._largest | self._shares

@@ -183,7 +183,8 @@ def pretrain(
     if model_settings.pretrain_steps:
         check_corpus(request)
     found = documents(request) if model_settings.pretrain_steps else []
-    tokenizer = word_tokenizer(common_pieces([f"{example.question}\n{example.response}" for example, _ in found]))
+    pieces = common_pieces([f"{example.question}\n{example.response}" for example, _ in found])
+    tokenizer = word_tokenizer(sorted({*pieces, *request.pieces}))
     network = new_model(model_settings, tokenizer, derive_seed(request.seed, "initial weights"))
     network.to(device)
     figures: dict[str, Any] = {

@@ -8,7 +8,19 @@ from pathlib import Path
 
 from pydantic import Field
 
-from data.settings import AnswerKind, BenchmarkSource, Curriculum, Prompt, RewardSettings, Settings, SuiteSource
+from data.settings import (
+    AnswerKind,
+    BenchmarkSource,
+    Curriculum,
+    MetaActions,
+    PlainReasoning,
+    Prompt,
+    Reasoning,
+    RewardSettings,
+    Segmentation,
+    Settings,
+    SuiteSource,
+)
 from models.settings import (
     CompositionSettings,
     Engine,
@@ -36,6 +48,8 @@ class BaseRequest(Settings):
     """What a tiny model is pre-trained on."""
     prompts: tuple[Prompt, ...] = ()
     """The prompt of each suite of `corpus`, in the same order."""
+    pieces: tuple[str, ...] = ()
+    """Texts that a tiny model's tokenizer must hold as one token each, beside the common words of `corpus`."""
     excluded: tuple[Path, ...] = ()
     """questions.parquet files whose questions must not be pre-trained on."""
     seed: int = 0
@@ -59,6 +73,27 @@ class WarmupRequest(Settings):
     warmup: WarmupSettings
     demonstrations: Path
     """demonstrations.parquet; only its training split is used."""
+    traces: Path | None = None
+    """traces.parquet: meta-action traces to learn in place of the demonstrations."""
+    seed: int
+    compute: Device = Device()
+
+
+class TracesRequest(Settings):
+    """models.meta_actions.synthesis:synthesise → `traces.parquet`, `data_card.json`."""
+
+    policy: PolicyFiles
+    """Whose errors become wrong attempts: warmed up on the plain demonstrations. Not read in mode corrupt, but for its
+    tokenizer."""
+    prompt: Prompt
+    reasoning: MetaActions
+    engine: Engine
+    demonstrations: Path
+    """demonstrations.parquet; only its training split is used."""
+    suite: str | None = None
+    """The procedural suite that the demonstrations come from: its mistakes and checks are used where it has them."""
+    segmentation: Segmentation = "lines"
+    """Where a sampled attempt is cut into steps."""
     seed: int
     compute: Device = Device()
 
@@ -73,6 +108,7 @@ class RolloutsRequest(Settings):
     curriculum: Curriculum
     curriculum_state: Path | None
     """curriculum.json of the round before; None in round 0."""
+    reasoning: Reasoning = PlainReasoning()
     reward: RewardSettings
     rl: RLSettings
     engine: Engine
@@ -93,6 +129,7 @@ class UpdateRequest(Settings):
     """rollouts.parquet"""
     trainer_state: Path | None
     """trainer_state/ of the round before; None in round 0."""
+    reasoning: Reasoning = PlainReasoning()
     rl: RLSettings
     round: int
     generated_tokens_so_far: int
@@ -107,6 +144,7 @@ class EvaluateRequest(Settings):
     model: str
     """The name under which the answers are filed: base, warmup, plain_rl, r3, composed, ..."""
     prompt: Prompt
+    reasoning: Reasoning = PlainReasoning()
     evaluation: EvaluationSettings
     engine: Engine
     questions: Path
@@ -161,6 +199,7 @@ class CellRequest(Settings):
     parameters: Parameters
     prompt: Prompt
     curriculum: Curriculum
+    reasoning: Reasoning = PlainReasoning()
     reward: RewardSettings
     rl: RLSettings
     evaluation: EvaluationSettings

@@ -22,8 +22,10 @@ from data.grading import warm
 from data.progress import Report
 from data.rewards import difficulty_weight, score
 from data.seeds import derive_seed
+from data.settings import MetaActions
 from models.advantages import informative, make_estimator, zero_variance_share
 from models.losses import kl_estimate
+from models.meta_actions.rollouts import MetaRound, as_trace
 from models.policy import Policy
 from models.requests import RolloutsRequest
 from models.rollout.engine import RolloutInput, RolloutOutput
@@ -55,10 +57,15 @@ class Start:
 class Sampler:
     """Draws rollouts from one policy for the start states of one round."""
 
-    def __init__(self, request: RolloutsRequest, policy: Policy, report: Report):
+    def __init__(
+        self, request: RolloutsRequest, policy: Policy, report: Report, carried: dict[str, Any] | None = None
+    ) -> None:
         self.request = request
         self.policy = policy
         self.report = report
+        self.meta = MetaRound(request, policy, carried) if isinstance(request.reasoning, MetaActions) else None
+        """Where the response is a trace of meta-actions; it continues from `carried`, the state after the round before.
+        """
         self.engine = make_engine(request.engine, policy)
         self.seconds = 0.0
         self.starts: list[Start] = []
@@ -72,12 +79,20 @@ class Sampler:
         """
         starts: list[Start] = []
         for row in chosen:
-            response = row["prefix"] + row["remainder"]
-            encoded = encode_demonstration(self.policy.tokenizer, row["question"], response, self.request.prompt)
-            if len(encoded.prompt_ids) + len(encoded.response_ids) > self.policy.context:
-                continue
-            cut = boundary(encoded.offsets[:-1], len(row["prefix"]))
-            ids = encoded.prompt_ids + encoded.response_ids[:cut]
+            key = self.meta.restarted.get(row["start_state_id"]) if self.meta else None
+            if key is not None:
+                ids, cut = key.ids, key.prefix_length
+            else:
+                prefix, remainder = row["prefix"], row["remainder"]
+                if self.meta:
+                    prefix, remainder = as_trace(prefix, remainder, row["answer"])
+                encoded = encode_demonstration(
+                    self.policy.tokenizer, row["question"], prefix + remainder, self.request.prompt
+                )
+                if len(encoded.prompt_ids) + len(encoded.response_ids) > self.policy.context:
+                    continue
+                cut = boundary(encoded.offsets[:-1], len(prefix))
+                ids = encoded.prompt_ids + encoded.response_ids[:cut]
             starts.append(Start(row, ids, cut, self._taken[row["start_state_id"]]))
             self._taken[row["start_state_id"]] += self.request.rl.samples
         if len(starts) < len(chosen):
@@ -96,9 +111,11 @@ class Sampler:
         )
         self.seconds += time.perf_counter() - began
         rows = rollout_rows(starts, inputs, outputs, self.request, self.policy.tokenizer)
+        states = [starts[row["group"]].row for row in rows]
         for row in rows:
             row["group"] += len(self.starts)
         self.starts += starts
+        grade_rows(rows, states, self.request, self.meta)
         return rows
 
 
@@ -125,7 +142,7 @@ def rollout_rows(
     request: RolloutsRequest,
     tokenizer: Any,
 ) -> list[dict[str, Any]]:
-    """Graded rows of the table rollouts, without advantages."""
+    """Rows of the table rollouts, without grades, rewards and advantages."""
     rows = []
     samples = request.rl.samples
     for number, (asked, output) in enumerate(zip(inputs, outputs, strict=True)):
@@ -146,15 +163,24 @@ def rollout_rows(
                 "seed": asked.seed,
             }
         )
-    states = [starts[number // samples].row for number in range(len(rows))]
+    return rows
+
+
+def grade_rows(
+    rows: list[dict[str, Any]], states: Sequence[dict[str, Any]], request: RolloutsRequest, meta: MetaRound | None
+) -> None:
+    """Puts correctness and reward into `rows`, whose start states are `states`; of a trace its answer block counts."""
     columns = {name: [state[name] for state in states] for name in STATE_COLUMNS}
     columns |= {name: [row[name] for row in rows] for name in ROW_COLUMNS}
-    scored = score(columns["question"], [row["completion"] for row in rows], columns, request.reward)
-    for row, grade in zip(rows, scored, strict=True):
+    graded = meta.grade(rows, states) if meta else None
+    scored = score(columns["question"], [row["completion"] for row in rows], columns, request.reward, graded)
+    if meta:
+        meta.reward(rows, scored)
+        return
+    for row, state, grade in zip(rows, states, scored, strict=True):
         failed = row["stop_reason"] == "error"
         reward = None if failed else grade.reward
         if reward is not None and request.reward.difficulty_weight != "none":
-            state = starts[row["group"]].row
             reward *= difficulty_weight(request.reward.difficulty_weight, state["revealed_steps"], state["total_steps"])
         row |= {
             "correct": grade.correct and not failed,
@@ -163,7 +189,6 @@ def rollout_rows(
             "reward_parts": json.dumps(grade.parts, sort_keys=True),
             "reward": reward,
         }
-    return rows
 
 
 def resample(rows: list[dict[str, Any]], more: Callable[[int], list[dict[str, Any]]], rl: RLSettings) -> list[int]:
@@ -236,7 +261,7 @@ def round_metrics(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
             if value is not None:
                 parts[name].append(value)
     values |= {f"reward/{name}": _mean(found) for name, found in sorted(parts.items())}
-    for stage in sorted({row["stage"] for row in rows}):
+    for stage in sorted({row["stage"] for row in rows if row["stage"] is not None}):  # None: a restart
         correct = [row["correct"] for row in rows if row["stage"] == stage]
         values[f"accuracy/stage_{stage}"] = _mean(correct)
         values[f"rollouts/stage_{stage}"] = float(len(correct))
@@ -264,10 +289,12 @@ def generate(request: RolloutsRequest, out: Path, report: Report) -> dict[str, A
     states = read_rows(request.start_states, "start_states")
     warm({row["answer_kind"] for row in states})
     curriculum = make_curriculum(request.curriculum, states, request.seed)
-    if request.curriculum_state is not None:
-        curriculum.load_state_dict(json.loads(request.curriculum_state.read_text()))
-    sampler = Sampler(request, Policy.load(request.policy, compute=request.compute), report)
-    drawn = sampler.draw(curriculum.choose(request.round, rl.prompts))
+    carried = None if request.curriculum_state is None else json.loads(request.curriculum_state.read_text())
+    if carried is not None:
+        curriculum.load_state_dict(carried)
+    sampler = Sampler(request, Policy.load(request.policy, compute=request.compute), report, carried)
+    restarts = sampler.meta.restarts() if sampler.meta else []
+    drawn = sampler.draw([*curriculum.choose(request.round, rl.prompts - len(restarts)), *restarts])
     groups = set(range(len(sampler.starts)))
     if rl.resample_draws:
         groups = set(resample(drawn, lambda n: sampler.draw(curriculum.more(n)), rl))
@@ -280,7 +307,9 @@ def generate(request: RolloutsRequest, out: Path, report: Report) -> dict[str, A
     successes: list[list[float | None]] = [[] for _ in sampler.starts]
     for row in drawn:
         successes[row["group"]].append(_success(row))
-    curriculum.observe(request.round, [start.row for start in sampler.starts], successes)
+    own = [i for i, start in enumerate(sampler.starts) if start.row["stage"] is not None]
+    curriculum.observe(request.round, [sampler.starts[i].row for i in own], [successes[i] for i in own])
+    extra, after = meta_round(sampler, drawn, report)
     rows = [row for row in drawn if row["group"] in groups]
     if rl.kl.coefficient:
         add_reference(rows, sampler.policy, request)
@@ -288,12 +317,28 @@ def generate(request: RolloutsRequest, out: Path, report: Report) -> dict[str, A
         advantages_N = make_estimator(rl.advantage)(penalised(rows, rl.kl), [row["group"] for row in rows])
         for row, advantage in zip(rows, advantages_N, strict=True):
             row["advantage"] = advantage
-    shares = [start.row["revealed_steps"] / start.row["total_steps"] for start in sampler.starts]
+    shares = [row["revealed_steps"] / row["total_steps"] for row in (sampler.starts[i].row for i in own)]
     metrics = round_metrics(drawn) | {"groups": float(len(groups)), "revealed_share_mean": float(np.mean(shares))}
+    metrics |= extra
     if rl.kl.coefficient:
         tokens = sum(len(row["completion_ids"]) for row in rows)
         metrics["kl_reference_rollouts"] = sum(row_kl(row, rl.kl.estimator) for row in rows) / max(tokens, 1)
-    return write_round(request, out, report, rows, metrics, curriculum.state_dict(), sampler.seconds)
+    return write_round(request, out, report, rows, metrics, curriculum.state_dict() | after, sampler.seconds)
+
+
+def meta_round(
+    sampler: Sampler, drawn: Sequence[dict[str, Any]], report: Report
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """What follows from a round's traces: their figures, and what the next round continues from. Logs the alarms."""
+    if sampler.meta is None:
+        return {}, {}
+    sampler.meta.annotate(drawn)
+    sampler.meta.observe()
+    figures = sampler.meta.metrics()
+    rung, lines = sampler.meta.alarms(figures)
+    for line in lines:
+        report.log(f"round {sampler.request.round}: {line}")
+    return figures | rung, sampler.meta.carried()
 
 
 def write_round(

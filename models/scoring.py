@@ -18,6 +18,13 @@ class TokenRow(NamedTuple):
 
     prompt_ids: Sequence[int]
     completion_ids: Sequence[int]
+    learned: Sequence[bool] | None = None
+    """Supervised training alone: which completion tokens carry loss; None: all."""
+
+    @property
+    def learned_tokens(self) -> int:
+        """How many completion tokens carry loss."""
+        return len(self.completion_ids) if self.learned is None else sum(self.learned)
 
 
 class How(NamedTuple):

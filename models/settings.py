@@ -68,6 +68,9 @@ class WarmupSettings(Settings):
 
     epochs: float = Field(2.0, ge=0)
     max_steps: int | None = Field(None, ge=0)
+    max_tokens: int | None = Field(None, ge=1)
+    """Stop after the step in which the learned tokens reach this number, so that warm-ups on texts of other lengths can
+    be given the same supervision; None: no limit."""
     batch_size: int = Field(16, ge=1)
     learning_rate: float = Field(2e-4, gt=0)
     warmup_ratio: float = Field(0.0, ge=0, lt=1)

@@ -29,18 +29,21 @@ def learning_rate_at(
 def gradient(
     network: Any, rows: Sequence[TokenRow], tokens_per_micro_batch: int, vocabulary_chunk: int = VOCABULARY_CHUNK
 ) -> tuple[float, int]:
-    """Adds the gradient of the mean negative log-likelihood per completion token of `rows`; returns it and the tokens.
+    """Adds the gradient of the mean negative log-likelihood per learned token of `rows`; returns it and the tokens.
 
-    One denominator, the completion tokens of all `rows`: the cut into micro-batches changes nothing.
+    One denominator, the learned tokens of all `rows`: the cut into micro-batches changes nothing. What is not learned
+    is conditioned on and has no gradient.
     """
-    tokens = sum(len(row.completion_ids) for row in rows)
+    tokens = max(sum(row.learned_tokens for row in rows), 1)
     lengths = [len(row.prompt_ids) + len(row.completion_ids) for row in rows]
     total = 0.0
     for indices in micro_batches(lengths, tokens_per_micro_batch):
         batch = [rows[index] for index in indices]
-        logprobs = completion_logprobs(network, batch, 1.0, tokens_per_micro_batch, vocabulary_chunk)
-        loss = -torch.cat(logprobs).sum()
-        loss = loss / tokens
+        logprobs_N = torch.cat(completion_logprobs(network, batch, 1.0, tokens_per_micro_batch, vocabulary_chunk))
+        if any(row.learned is not None for row in batch):
+            learned = [flag for row in batch for flag in (row.learned or [True] * len(row.completion_ids))]
+            logprobs_N = logprobs_N[torch.tensor(learned, device=logprobs_N.device)]
+        loss = -logprobs_N.sum() / tokens
         loss.backward()
         total += loss.item()
     return total, tokens

@@ -114,6 +114,43 @@ def decode(tokenizer: Any, ids: Sequence[int]) -> str:
     return tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
+def sampled_offsets(tokenizer: Any, ids: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
+    """The text of sampled ids (`decode`) and the characters (start, end) that each stands for; special tokens: none.
+
+    Sampled ids need not be those that the text is encoded to, so they are decoded, not encoded again. Several tokens
+    that share one character (bytes of an emoji) all have its span.
+    """
+    text = decode(tokenizer, ids)
+    pieces = [decode(tokenizer, [i]) for i in ids]
+    if "".join(pieces) != text:
+        pieces = _pieces_in_context(tokenizer, ids)
+    if "".join(pieces) != text:  # rare: a decoder that looks further back than one token; exact, and quadratic
+        ends = [len(decode(tokenizer, ids[: k + 1])) for k in range(len(ids))]
+        return text, list(zip([0, *ends[:-1]], ends))
+    offsets: list[tuple[int, int]] = []
+    end, waiting = 0, 0
+    for piece in pieces:
+        start, end = end, end + len(piece)
+        if piece and waiting:
+            offsets[-waiting:] = [(start, end)] * waiting
+        waiting = 0 if piece else waiting + 1
+        offsets.append((start, end))
+    return text, offsets
+
+
+def _pieces_in_context(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """The characters that each id adds to what the ids before it say; an unfinished character is added by its last."""
+    pieces, before, read = [], 0, 0
+    for k in range(len(ids)):
+        known, longer = decode(tokenizer, ids[before:read]), decode(tokenizer, ids[before : k + 1])
+        if len(longer) > len(known) and not longer.endswith("\ufffd"):
+            pieces.append(longer[len(known) :])
+            before, read = read, k + 1
+        else:
+            pieces.append("")
+    return pieces
+
+
 def eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
     """Every id that ends a row: those of the generation config, of the model's config and of the tokenizer.
 

@@ -29,6 +29,10 @@ class Counters:
     """Steps that moved the parameters."""
     skipped_steps: int = 0
     """Steps left out because every advantage was 0."""
+    action_coefficient: float = 0.0
+    """Meta-actions: the adapted coefficient of the entropy at block boundaries."""
+    action_entropy: float | None = None
+    """Meta-actions: that entropy in the last step."""
 
 
 def save_trainer_state(folder: Path, optimizer: torch.optim.AdamW, named: Named, counters: Counters) -> None:

@@ -9,7 +9,10 @@ import torch
 
 from data.errors import UserError
 from data.seeds import derive_seed
+from data.settings import MetaActions, PlainReasoning, Reasoning
 from models.advantages import members
+from models.meta_actions.actions import RowBoundaries
+from models.meta_actions.rollouts import row_boundaries
 from models.scoring import TokenRow
 from models.settings import RLSettings
 
@@ -25,9 +28,15 @@ class TrainRow:
     """None where a value head makes it."""
     sampling_logprobs_C: torch.Tensor
     reference_logprobs_C: torch.Tensor | None
+    boundaries: RowBoundaries | None = None
+    """Choices of meta-actions that the loss looks at; None: it looks at none."""
 
 
-def train_rows(rows: Sequence[dict[str, Any]], rl: RLSettings) -> list[TrainRow]:
+def train_rows(
+    rows: Sequence[dict[str, Any]],
+    rl: RLSettings,
+    reasoning: Reasoning = PlainReasoning(),  # noqa: B008 - frozen settings
+) -> list[TrainRow]:
     """The rollouts that may be trained on: those with a completion, and without truncated ones where so set.
 
     Raises UserError where a KL term needs reference log-probabilities that the table lacks, or an advantage is missing.
@@ -56,6 +65,7 @@ def train_rows(rows: Sequence[dict[str, Any]], rl: RLSettings) -> list[TrainRow]
                 row["advantage"],
                 torch.tensor(row["sampling_logprobs"]),
                 torch.tensor(reference) if rl.kl.coefficient else None,
+                row_boundaries(row, reasoning, number) if isinstance(reasoning, MetaActions) else None,
             )
         )
     return result

@@ -7,6 +7,9 @@ from typing import Any
 from data.artifacts import read_rows, write_table
 from data.progress import Report
 from data.seeds import derive_seed
+from data.settings import MetaActions
+from models.meta_actions.actions import ActionTerm, is_regularised
+from models.meta_actions.tags import read_tags
 from models.policy import Policy
 from models.requests import UpdateRequest
 from models.trainer_state import Counters, load_trainer_state, save_trainer_state, seed_generators
@@ -29,7 +32,7 @@ def update(request: UpdateRequest, out: Path, report: Report) -> dict[str, Any]:
     policy without trainable parameters and for a trainer state of other parameters.
     """
     rl = request.rl
-    rows = train_rows(read_rows(request.rollouts, "rollouts"), rl)
+    rows = train_rows(read_rows(request.rollouts, "rollouts"), rl, request.reasoning)
     policy = Policy.load(request.policy, request.parameters, request.compute, trainable=True, seed=request.seed)
     if rl.gradient_checkpointing:
         recompute_activations(policy)
@@ -41,9 +44,12 @@ def update(request: UpdateRequest, out: Path, report: Report) -> dict[str, Any]:
         counters = load_trainer_state(request.trainer_state, updater.optimizer, updater.named)
         if updater.critic is not None:
             updater.critic.restore(request.trainer_state)
+    updater.actions = action_term(request, policy, counters)
     seed = derive_seed(request.seed, "update", request.round)
     plan = plan_steps([row.group for row in rows], rl.epochs, rl.steps, seed)
     metrics = take_steps(updater, plan, counters, report)
+    if updater.actions is not None:
+        counters.action_coefficient, counters.action_entropy = updater.actions.coefficient, updater.actions.last
     policy.save(out / "weights")
     save_trainer_state(out / "trainer_state", updater.optimizer, updater.named, counters)
     if updater.critic is not None:
@@ -51,6 +57,15 @@ def update(request: UpdateRequest, out: Path, report: Report) -> dict[str, Any]:
     shared = {"round": request.round, "generated_tokens_so_far": request.generated_tokens_so_far}
     write_table(out / "metrics.parquet", "metrics", [metric | shared for metric in metrics])
     return {"optimizer_steps": counters.optimizer_steps, "skipped_steps": counters.skipped_steps}
+
+
+def action_term(request: UpdateRequest, policy: Policy, counters: Counters) -> ActionTerm | None:
+    """The loss's term of the action distribution, continued from `counters`; None where it has none."""
+    reasoning = request.reasoning
+    if not (isinstance(reasoning, MetaActions) and is_regularised(reasoning.regularisation)):
+        return None
+    tags = read_tags(policy.tokenizer)
+    return ActionTerm(reasoning.regularisation, tags, counters.action_coefficient, counters.action_entropy)
 
 
 def take_steps(

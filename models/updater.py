@@ -31,12 +31,14 @@ from models.losses import (
     token_weights,
     weighted_sum,
 )
+from models.meta_actions.actions import ActionTerm
 from models.packing import check_packable, packed_batches, packed_rows
 from models.policy import Policy
-from models.scoring import How, TokenRow, micro_batches
+from models.scoring import How, Piece, TokenRow, micro_batches
 from models.settings import VOCABULARY_CHUNK, GeneralisedAdvantage, RLSettings
 from models.shared_prompts import group_batches, shared_prompts, whole_rows
 from models.training_rows import TrainRow, kl_in_loss
+from models.vocabulary import head_weight, logit_transform
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,39 @@ class Scores:
     mask_BT: torch.Tensor
     values_BT: torch.Tensor | None
     """Values of the states before each token; None without a critic."""
+    actions_KA: torch.Tensor | None = None
+    """Tempered logits of the tokens that decide on an action in front of K chosen tokens, row by row; see `Places`."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Tokens of B rows at which a few logits are wanted: for each row the columns, in order, and the A ids."""
+
+    columns: Sequence[Sequence[int]]
+    ids_A: Sequence[int]
+
+
+def _chosen_logits(
+    network: Any, found: Sequence[Piece], places: Places, mask_BT: torch.Tensor, temperature: float
+) -> torch.Tensor:
+    """The tempered logits [K, A] of `places.ids_A` at the chosen tokens, with gradient."""
+    numbers_BT = torch.full(mask_BT.shape, -1, dtype=torch.long)
+    count = 0
+    for row, columns in enumerate(places.columns):
+        numbers_BT[row, list(columns)] = torch.arange(count, count + len(columns))
+        count += len(columns)
+    numbers_BT = numbers_BT.to(mask_BT.device)
+    hidden, order = [], []
+    for piece in found:
+        numbers_N = numbers_BT[piece.rows_N, piece.columns_N]
+        hidden.append(piece.scores.hidden_NH[numbers_N >= 0])
+        order.append(numbers_N[numbers_N >= 0])
+    hidden_KH = torch.cat(hidden)[torch.cat(order).argsort()]
+    ids_A = torch.tensor(list(places.ids_A), device=hidden_KH.device)
+    weight_VH, bias_V = head_weight(network.get_output_embeddings())
+    bias_A = None if bias_V is None else bias_V[ids_A]
+    products_KA = torch.nn.functional.linear(hidden_KH.to(weight_VH.dtype), weight_VH[ids_A], bias_A).float()
+    return logit_transform(network.config).apply(products_KA) / (temperature or 1.0)
 
 
 def score(
@@ -59,6 +94,7 @@ def score(
     critic: ValueHead | None = None,
     layout: str = "shared",
     vocabulary_chunk: int = VOCABULARY_CHUNK,
+    places: Places | None = None,
 ) -> Scores:
     """Log-probabilities, entropies and values of the tempered policy; T is the longest completion of `rows`.
 
@@ -71,15 +107,16 @@ def score(
         found = shared_prompts(policy.network, rows, how)
     else:
         found = whole_rows(policy.network, rows, how)
-    places = tuple(torch.cat([getattr(piece, name) for piece in found]) for name in ("rows_N", "columns_N"))
-    lengths_B = torch.tensor([len(row.completion_ids) for row in rows], device=places[0].device)
+    spread = tuple(torch.cat([getattr(piece, name) for piece in found]) for name in ("rows_N", "columns_N"))
+    lengths_B = torch.tensor([len(row.completion_ids) for row in rows], device=spread[0].device)
     mask_BT = torch.arange(int(lengths_B.max()), device=lengths_B.device) < lengths_B[:, None]
     values = [] if critic is None else [critic.values(piece.scores.hidden_NH) for piece in found]
     return Scores(
-        _spread([piece.scores.logprobs_N for piece in found], places, mask_BT),
-        _spread([piece.scores.entropy_N for piece in found], places, mask_BT),
+        _spread([piece.scores.logprobs_N for piece in found], spread, mask_BT),
+        _spread([piece.scores.entropy_N for piece in found], spread, mask_BT),
         mask_BT,
-        _spread(values, places, mask_BT) if values else None,
+        _spread(values, spread, mask_BT) if values else None,
+        None if places is None else _chosen_logits(policy.network, found, places, mask_BT, temperature),
     )
 
 
@@ -109,6 +146,8 @@ class Updater:
         self.optimizer = torch.optim.AdamW(groups, lr=rl.learning_rate, weight_decay=rl.weight_decay)
         self.loss = make_loss(rl.loss)
         self.every_row = kl_in_loss(rl) or rl.entropy_coefficient > 0 or self.critic is not None
+        self.actions: ActionTerm | None = None
+        """The term of the action distribution of meta-actions, where there is one."""
         self.advantages = [torch.full((len(row.tokens.completion_ids),), row.advantage or 0.0) for row in rows]
         """[C] of each row; a critic puts its own in (`ask_critic`)."""
         self.old_values: dict[int, torch.Tensor] = {}
@@ -122,7 +161,8 @@ class Updater:
 
     def trained(self, positions: Sequence[int]) -> list[int]:
         """Those of `positions` that add to the gradient."""
-        return [i for i in positions if self.every_row or self.advantages[i].any()]
+        every = self.every_row or self.actions is not None
+        return [i for i in positions if every or self.advantages[i].any()]
 
     @torch.no_grad()
     def remember_old(self, positions: Sequence[int]) -> None:
@@ -151,7 +191,12 @@ class Updater:
         """`score` of the rows at `positions`."""
         rows = [self.rows[i].tokens for i in positions]
         rl = self.rl
-        return score(self.policy, rows, rl.temperature, entropy_gradient, self.critic, self.layout, rl.vocabulary_chunk)
+        places = None
+        if self.actions is not None and torch.is_grad_enabled():
+            places = Places([self.rows[i].boundaries.columns_K for i in positions], self.actions.tags.ids)
+        return score(
+            self.policy, rows, rl.temperature, entropy_gradient, self.critic, self.layout, rl.vocabulary_chunk, places
+        )
 
     @torch.no_grad()
     def ask_critic(self) -> dict[str, float]:
@@ -192,6 +237,7 @@ class Updater:
             tokens=sum(len(self.rows[i].tokens.completion_ids) for i in positions),
             rows=len(positions),
             max_new_tokens=self.rl.max_new_tokens,
+            choices=sum(len(self.rows[i].boundaries.columns_K) for i in positions) if self.actions else 0,
         )
         known = dict(self.old_logprobs)
         try:
@@ -210,6 +256,9 @@ class Updater:
             )
         self.optimizer.step()
         self.moved = True
+        if self.actions is not None and "action_entropy" in metrics:
+            metrics["action_entropy_coefficient"] = self.actions.applied
+            self.actions.adapt(metrics["action_entropy"])
         return metrics | {"gradient_norm": norm, "trained_tokens": float(totals.tokens)}
 
     def gradient(self, positions: Sequence[int], totals: Totals) -> dict[str, float]:
@@ -258,6 +307,22 @@ class Updater:
             loss = loss - self.rl.entropy_coefficient * weighted_sum(entropy_BT, weights_BT, mask_BT)
         if self.critic is not None:
             loss = loss + self._value_loss(positions, scores, weights_BT, statistics)
+        if self.actions is not None and totals.choices:
+            loss = loss + self._action_loss(rows, scores, totals, statistics)
+        return loss
+
+    def _action_loss(
+        self, rows: Sequence[TrainRow], scores: Scores, totals: Totals, statistics: Statistics
+    ) -> torch.Tensor:
+        """The term of the action distribution; its figures are means over all choices of the step."""
+        device = scores.actions_KA.device
+        legal_K4 = torch.cat([row.boundaries.legal_K4 for row in rows]).to(device)
+        references = [row.boundaries.reference_K4 for row in rows if row.boundaries.reference_K4 is not None]
+        reference_K4 = torch.cat(references).to(device) if references else None
+        loss, entropy, kl = self.actions.loss(scores.actions_KA, legal_K4, reference_K4, totals.choices)
+        statistics.add_share("action_entropy", entropy.item() / totals.choices)
+        if references:
+            statistics.add_share("action_kl_reference", kl.item() / totals.choices)
         return loss
 
     def _value_loss(

@@ -25,6 +25,11 @@ class LogitTransform(NamedTuple):
     scale: float = 1.0
     cap: float | None = None
 
+    def apply(self, products: Tensor) -> Tensor:
+        """The logits that the model makes of the products of its output layer."""
+        scaled = products * self.scale
+        return scaled if self.cap is None else (scaled / self.cap).tanh() * self.cap
+
 
 def logit_transform(config: Any) -> LogitTransform:
     """Scale and soft cap of a model's logits, by the names that transformers' configurations give them."""
@@ -166,9 +171,7 @@ def check_transform(layer: Any, transform: LogitTransform, hidden_1H: Tensor, lo
     if layer in _checked:
         return
     weight_VH, bias_V = head_weight(layer)
-    own_1V = torch.nn.functional.linear(hidden_1H.to(weight_VH.dtype), weight_VH, bias_V).float() * transform.scale
-    if transform.cap is not None:
-        own_1V = (own_1V / transform.cap).tanh() * transform.cap
+    own_1V = transform.apply(torch.nn.functional.linear(hidden_1H.to(weight_VH.dtype), weight_VH, bias_V).float())
     difference = (own_1V - logits_1V.float()).abs().max()
     tolerance = PROBE_TOLERANCE.get(logits_1V.dtype, 0.05)
     if difference > tolerance * own_1V.abs().max() + 1e-6:

@@ -1,5 +1,6 @@
 """Supervised warm-up: the policy learns to write the demonstrations before it is rewarded for answers."""
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,6 +45,41 @@ def training_rows(policy: Policy, demonstrations: Path, prompt: Prompt) -> tuple
     return rows, left_out
 
 
+def trace_rows(policy: Policy, traces: Path, prompt: Prompt) -> tuple[list[TokenRow], int]:
+    """Meta-action traces as rows, and how many are left out because they do not fit the context.
+
+    Tokens that hold any character of an unlearned span carry no loss. Raises UserError where no trace remains.
+    """
+    rows: list[TokenRow] = []
+    left_out = 0
+    for row in read_rows(traces, "traces"):
+        encoded = encode_demonstration(policy.tokenizer, row["question"], row["text"], prompt)
+        if len(encoded.prompt_ids) + len(encoded.response_ids) > policy.context:
+            left_out += 1
+            continue
+        spans = json.loads(row["unlearned"])
+        learned = [not any(s < end and start < e for s, e in spans) for start, end in encoded.offsets]
+        rows.append(TokenRow(encoded.prompt_ids, encoded.response_ids, learned if spans else None))
+    if not rows:
+        raise UserError(
+            f"{traces} has no trace to train on: {left_out} are longer than the model's context of {policy.context} "
+            "tokens; use a longer context or shorter demonstrations"
+        )
+    return rows, left_out
+
+
+def within(batches: list[list[TokenRow]], tokens: int | None) -> list[list[TokenRow]]:
+    """The first batches, up to the one in which their learned tokens reach `tokens`; None: all."""
+    if tokens is None:
+        return batches
+    learned = 0
+    for number, batch in enumerate(batches):
+        learned += sum(row.learned_tokens for row in batch)
+        if learned >= tokens:
+            return batches[: number + 1]
+    return batches
+
+
 def plan_batches(count: int, settings: WarmupSettings, seed: int) -> list[list[int]]:
     """Rows of each optimiser step: pass after pass in a new order, `epochs` passes, at most `max_steps` steps."""
     total = round(settings.epochs * count)
@@ -60,15 +96,19 @@ def plan_batches(count: int, settings: WarmupSettings, seed: int) -> list[list[i
 
 
 def warm_up(request: WarmupRequest, out: Path, report: Report) -> dict[str, Any]:
-    """Fine-tunes the policy on its demonstrations; writes `weights/` and `metrics.parquet`.
+    """Fine-tunes the policy on demonstrations, or on traces in their place; writes `weights/` and `metrics.parquet`.
 
     Returns demonstrations, steps, trained tokens and the losses (nats a token) of the first and last step. Raises
     UserError for demonstrations that do not fit, FloatingPointError where the loss stops being finite.
     """
     settings = request.warmup
     policy = Policy.load(request.policy, request.parameters, request.compute, trainable=True, seed=request.seed)
-    rows, left_out = training_rows(policy, request.demonstrations, request.prompt)
+    if request.traces is None:
+        rows, left_out = training_rows(policy, request.demonstrations, request.prompt)
+    else:
+        rows, left_out = trace_rows(policy, request.traces, request.prompt)
     batches = [[rows[index] for index in batch] for batch in plan_batches(len(rows), settings, request.seed)]
+    batches = within(batches, settings.max_tokens)
     if left_out:
         report.log(
             f"{left_out} demonstrations are left out: longer than the model's context of {policy.context} tokens"
@@ -97,7 +137,7 @@ def summary(batches: Sequence[Sequence[TokenRow]], metrics: Sequence[dict[str, A
     losses = [metric["value"] for metric in metrics if metric["name"] == "loss"]
     return {
         "steps": len(batches),
-        "trained_tokens": sum(len(row.completion_ids) for batch in batches for row in batch),
+        "trained_tokens": sum(row.learned_tokens for batch in batches for row in batch),
         "first_loss": losses[0] if losses else None,
         "last_loss": losses[-1] if losses else None,
     }

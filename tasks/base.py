@@ -14,8 +14,10 @@ def base_model(
     corpus: list[tuple[SuiteSource, Prompt]],
     demonstrations: list[ArtifactRef],
     seed: int,
+    pieces: tuple[str, ...] = (),
 ) -> ArtifactRef:
-    """Publishes `base/`. A tiny model is pre-trained on the suites of `corpus`, never on a held-out question."""
+    """Publishes `base/`. A tiny model is pre-trained on the suites of `corpus`, never on a held-out question; its
+    tokenizer holds each of `pieces` as one token."""
     inputs = Inputs()
     pretrained_here = model.kind == "tiny"
     request = BaseRequest(
@@ -23,6 +25,7 @@ def base_model(
         corpus=tuple(source for source, _ in corpus) if pretrained_here else (),
         prompts=tuple(prompt for _, prompt in corpus) if pretrained_here else (),
         excluded=tuple(inputs.add(ref) / "questions.parquet" for ref in demonstrations) if pretrained_here else (),
+        pieces=pieces if pretrained_here else (),
         seed=seed,
         compute=Device(device=run.device, threads=run.threads),
     )

@@ -1,6 +1,6 @@
 """Evaluation: greedy answers of one model to the held-out questions of one task."""
 
-from data.settings import Prompt
+from data.settings import Prompt, Reasoning
 from data.storage import ArtifactRef
 from models.requests import Device, EvaluateRequest, PolicyFiles
 from models.settings import Engine, EvaluationSettings
@@ -16,6 +16,7 @@ def evaluate(
     weights: tuple[ArtifactRef, str] | None,
     demonstrations: ArtifactRef,
     prompt: Prompt,
+    reasoning: Reasoning,
     settings: EvaluationSettings,
     engine: Engine,
     seed: int,
@@ -32,6 +33,7 @@ def evaluate(
         policy=PolicyFiles(base=inputs.add(base), weights=weights_folder),
         model=model,
         prompt=prompt,
+        reasoning=reasoning,
         evaluation=settings,
         engine=engine,
         questions=inputs.add(demonstrations) / "questions.parquet",

@@ -4,7 +4,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from data import storage
-from data.settings import Curriculum, Prompt, RewardSettings
+from data.settings import Curriculum, Prompt, Reasoning, RewardSettings
 from data.storage import ArtifactRef
 from models.requests import CellRequest, Device
 from models.settings import Engine, EvaluationSettings, Parameters, RLSettings
@@ -26,6 +26,7 @@ def run_cell(
     parameters: Parameters,
     prompt: Prompt,
     curriculum: Curriculum,
+    reasoning: Reasoning,
     reward: RewardSettings,
     rl: RLSettings,
     evaluation: EvaluationSettings,
@@ -48,6 +49,7 @@ def run_cell(
         parameters=parameters,
         prompt=prompt,
         curriculum=curriculum,
+        reasoning=reasoning,
         reward=reward,
         rl=rl,
         evaluation=evaluation,

@@ -33,6 +33,12 @@ MIN_BODY = 4
 """Fewest characters of a body that are no white space; of a critique, those before its verdict."""
 VERDICT = "Verdict:"
 
+PIECES: tuple[str, ...] = (
+    *(f"<{slash}{action}>" for action in ACTIONS for slash in ("", "/")),
+    *(VERDICT, " correct", " wrong", " at", " step", "\\boxed{"),
+)
+"""The grammar's own words: a tiny model's tokenizer holds each as one token."""
+
 _TAG = re.compile(r"<(/?)(reason|critique|refine|answer)>")
 _VERDICT_LINE = re.compile(r"Verdict: (?:correct|wrong at step ([1-9][0-9]{0,3}))")
 _BOXED = "\\boxed{"

@@ -39,6 +39,25 @@ class Draw:
 
 
 @dataclass(frozen=True)
+class Mistake:
+    """A wrong attempt at a question, worked on consistently after its first wrong step."""
+
+    rationale: str
+    answer: str
+    step: int
+    """The first wrong step, from 1."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A local check of an attempt, written without knowing the answer."""
+
+    text: str
+    """The check in words and numbers, a line or a few."""
+    holds: bool
+
+
+@dataclass(frozen=True)
 class Suite:
     """A procedural task. All are our own design; the difficulty of each counts its reasoning steps.
 
@@ -55,6 +74,11 @@ class Suite:
     """Upper bound on the accuracy of always giving the most frequent answer, at the default difficulty."""
     draw: Callable[[random.Random, int], Draw]
     valid_chain: Callable[[str, str], bool | None]
+    mistake: Callable[[random.Random, str], Mistake] | None = None
+    """Draws a wrong attempt at a question of the suite; None: the suite has no errors of its own."""
+    check: Callable[[str, str], Check | None] | None = None
+    """Checks an attempt (rationale with or without its answer) at a question by what is easier than solving it; gives
+    None for a text that is no attempt. None: the suite has no such check."""
 
     def examples(
         self, n: int, seed: int, difficulty: int | None = None, excluding: Collection[str] = frozenset()
