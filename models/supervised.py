@@ -1,7 +1,7 @@
 """Maximum likelihood on demonstrations: the optimiser loop that pre-training and warm-up share."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -62,9 +62,11 @@ def fit(
     vocabulary_chunk: int = VOCABULARY_CHUNK,
     report: Report,
     what: str,
+    after_step: Callable[[int], bool] | None = None,
 ) -> list[dict[str, Any]]:
     """One AdamW step for each batch, on the parameters of `network` that require a gradient; rows of table `metrics`.
 
+    `after_step` is called with the number of steps done, and ends the run by returning True.
     Raises FloatingPointError where loss or gradient are not finite: nothing is updated then.
     """
     parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
@@ -91,4 +93,6 @@ def fit(
             report.log(f"{what}: step {step + 1} of {len(batches)}, loss {sum(recent) / len(recent):.4f} a token")
             recent.clear()
         report.progress(step + 1, len(batches), f"{what}: optimiser steps")
+        if after_step is not None and after_step(step + 1):
+            break
     return metrics

@@ -59,7 +59,8 @@ def series_index(names: Sequence[str], name: str) -> int:
     return (names.index(name) + (len(names) == 1)) % len(MARKERS)
 
 
-def _axes(theme: Theme, title: str, width: float, height: float) -> tuple[Figure, Axes]:
+def new_axes(theme: Theme, title: str, width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure of `width` × `height` inches with one titled plot in the report's style."""
     figure = Figure(figsize=(width, height), facecolor=theme.paper, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(facecolor=theme.paper)
@@ -73,7 +74,8 @@ def _axes(theme: Theme, title: str, width: float, height: float) -> tuple[Figure
     return figure, axes
 
 
-def _legend(axes: Axes, theme: Theme) -> None:
+def add_legend(axes: Axes, theme: Theme) -> None:
+    """A legend of the labelled series, where there are any."""
     handles, _ = axes.get_legend_handles_labels()
     if handles:
         axes.legend(frameon=False, fontsize=9, labelcolor=theme.ink, loc="best", handlelength=1.6, borderaxespad=0.2)
@@ -88,14 +90,16 @@ def png(figure: Figure, dpi: int) -> bytes:
     return small.getvalue()
 
 
-def _percent_axis(axes: Axes, values: Sequence[float]) -> None:
+def percent_axis(axes: Axes, values: Sequence[float]) -> None:
+    """A vertical axis from 0 in percent, with room above the largest of `values` (shares)."""
     top = min(1.0, max([*values, 0.05]) * 1.15)
     axes.set_ylim(0, top if top < 0.9 else 1.02)
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{100 * y:.3g} %"))
 
 
-def _token_axis(axes: Axes, theme: Theme) -> None:
+def token_axis(axes: Axes, theme: Theme) -> None:
+    """A horizontal axis of generated tokens, from 0."""
     left, right = axes.get_xlim()
     axes.set_xlim(min(0.0, left), right)
     axes.xaxis.set_major_locator(MaxNLocator(5))
@@ -107,7 +111,7 @@ def validation_plot(
     curves: Sequence[Curve], chosen: Sequence[Checkpoint], arms: Sequence[str], theme: Theme, title: str
 ) -> Figure:
     """Validation accuracy against generated tokens, one line a cell, one colour an arm; a ring on the chosen one."""
-    figure, axes = _axes(theme, title, WIDTH, HEIGHT)
+    figure, axes = new_axes(theme, title, WIDTH, HEIGHT)
     named = set()
     for curve in curves:
         i = series_index(arms, curve.arm)
@@ -120,15 +124,15 @@ def validation_plot(
     for checkpoint in chosen:
         colour = theme.series[series_index(arms, checkpoint.arm)]
         axes.plot(*checkpoint.point, marker="o", markersize=11, color="none", markeredgecolor=colour, clip_on=False)
-    _percent_axis(axes, [y for curve in curves for _, y in curve.points])
-    _token_axis(axes, theme)
-    _legend(axes, theme)
+    percent_axis(axes, [y for curve in curves for _, y in curve.points])
+    token_axis(axes, theme)
+    add_legend(axes, theme)
     return figure
 
 
 def reward_plot(curves: Sequence[Curve], arms: Sequence[str], theme: Theme, title: str) -> Figure:
     """Mean reward of the rounds' rollouts against generated tokens: each round pale, the running mean strong."""
-    figure, axes = _axes(theme, title, WIDTH, HEIGHT)
+    figure, axes = new_axes(theme, title, WIDTH, HEIGHT)
     named = set()
     for curve in curves:
         i = series_index(arms, curve.arm)
@@ -141,14 +145,14 @@ def reward_plot(curves: Sequence[Curve], arms: Sequence[str], theme: Theme, titl
     low, high = min(0.0, *values), max(values)
     axes.set_ylim(low, high + 0.12 * (high - low or 1))
     axes.yaxis.set_major_locator(MaxNLocator(5))
-    _token_axis(axes, theme)
-    _legend(axes, theme)
+    token_axis(axes, theme)
+    add_legend(axes, theme)
     return figure
 
 
 def stage_plot(content: Content, task: str, theme: Theme, title: str) -> Figure:
     """Sampled accuracy by stage: hollow early in training, filled late, one column of pairs a stage."""
-    figure, axes = _axes(theme, title, WIDTH, HEIGHT)
+    figure, axes = new_axes(theme, title, WIDTH, HEIGHT)
     cells = [cell for cell in content.training.stages if cell.task == task]
     stages = sorted({stage for cell in cells for stage in (*cell.early, *cell.late)})
     named = set()
@@ -168,11 +172,11 @@ def stage_plot(content: Content, task: str, theme: Theme, title: str) -> Figure:
                 markerfacecolor=face, markeredgewidth=1.4, clip_on=False, label=None if label in named else label,
             )  # fmt: skip
             named.add(label)
-    _percent_axis(axes, [y for cell in cells for y in (*cell.early.values(), *cell.late.values())])
+    percent_axis(axes, [y for cell in cells for y in (*cell.early.values(), *cell.late.values())])
     axes.set_xlim(stages[0] - 0.5, stages[-1] + 0.5)
     axes.set_xticks(stages, [f"{stage}\nquestion" if stage == 0 else str(stage) for stage in stages])
     axes.set_xlabel("stage: 0 starts from the question, the last one nearest the answer", color=theme.muted, fontsize=9)
-    _legend(axes, theme)
+    add_legend(axes, theme)
     return figure
 
 
@@ -181,7 +185,7 @@ def accuracy_plot(content: Content, theme: Theme, title: str) -> Figure:
     columns = content.columns
     rows = [(column, content.cell(model, column)) for column in columns for model in content.models]
     rows = [(column, cell) for column, cell in rows if cell]
-    figure, axes = _axes(theme, title, WIDTH * 1.35, 0.9 + 0.26 * len(rows) + 0.2 * len(columns))
+    figure, axes = new_axes(theme, title, WIDTH * 1.35, 0.9 + 0.26 * len(rows) + 0.2 * len(columns))
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", color=theme.grid, linewidth=0.8)
     y, ticks, labels, last = 0.0, [], [], None
@@ -214,7 +218,7 @@ def _patch(theme: Theme) -> dict:
 
 def importance_plot(importance: Importance, theme: Theme, title: str) -> Figure:
     """Share of a task's importance mass in its most important ranks."""
-    figure, axes = _axes(theme, title, WIDTH, HEIGHT)
+    figure, axes = new_axes(theme, title, WIDTH, HEIGHT)
     for i, task in enumerate(importance.tasks):
         n = len(task.cumulative)
         x = [0.0, *((k + 1) / n for k in range(n))]

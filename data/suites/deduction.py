@@ -18,7 +18,7 @@ PROPERTIES = (
 )
 """Colour, size and mood; a description holds one value of each, in this order."""
 NAMES = ("Rex", "Tom", "Zoe", "Pip", "Max", "Kit")
-FIRES = 0.7
+FIRES = 0.55
 """How often a rule's condition is drawn from what holds (our choice)."""
 
 _WHERE = {value: place for place, values in enumerate(PROPERTIES) for value in values}
@@ -62,7 +62,9 @@ def _steps(state: State, steps: Sequence[Sequence[tuple[str, str]]], preferred: 
     lines = []
     for number, (rules, wins) in enumerate(zip(steps, preferred), start=1):
         which, state = apply(state, rules, wins)
-        lines.append(f"{number} {which} {' '.join(state)}")
+        applied = rules[ORDINALS.index(which) if which in ORDINALS else 0]
+        said = which if which == "none" else f"{which} {applied[0]} makes {applied[1]}"
+        lines.append(f"{number} {said}: {' '.join(state)}")
     return lines
 
 
@@ -112,7 +114,7 @@ def _valid_chain(question: str, response: str, pattern: re.Pattern[str]) -> bool
         [ORDINALS.index(text.split(" ")[1]) for text in preferences.split(", ")] if preferences else [0] * len(steps)
     )
     wanted = _steps(match.groups()[:3], steps, preferred)
-    return is_chain(response, wanted, wanted[-1].split(" ", 2)[2])
+    return is_chain(response, wanted, wanted[-1].partition(": ")[2])
 
 
 def _valid_plain(question: str, response: str) -> bool | None:

@@ -61,7 +61,7 @@ def _steps(places: Places, events: list[str]) -> tuple[list[str], Places]:
     lines = []
     for number, event in enumerate(events, start=1):
         places = apply(places, event)
-        lines.append(f"{number} {' '.join(places.values())}")
+        lines.append(f"{number} {event}: {' '.join(places.values())}")
     return lines, places
 
 

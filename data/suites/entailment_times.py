@@ -62,7 +62,7 @@ def _draw(generator: random.Random, difficulty: int) -> Draw:
         relation = _relation(generator, minutes)
         minutes = apply(minutes, relation)
         relations.append(f"{person} {relation}")
-        lines.append(f"{person} {written(minutes)}")
+        lines.append(f"{person} {relation}: {written(minutes)}")
     untold = [name for name in NAMES if name not in people]
     known = not untold or generator.random() >= UNKNOWN_SHARE
     direction = generator.choice(("before", "after"))
@@ -79,9 +79,9 @@ def _valid_chain(question: str, response: str) -> bool | None:
         return None
     minutes, lines = read(match[2]), []
     for relation in found:
-        person = relation[1]
-        minutes = apply(minutes, relation[0].partition(" ")[2])
-        lines.append(f"{person} {written(minutes)}")
+        person, said = relation[1], relation[0].partition(" ")[2]
+        minutes = apply(minutes, said)
+        lines.append(f"{person} {said}: {written(minutes)}")
     judged = verdict(minutes, match[4] == person, match[5], read(match[6]))
     return is_chain(response, lines, f"{judged} {written(minutes)}")
 

@@ -23,8 +23,9 @@ _PERSON = re.compile(r"(\w+) in (\w+), boss (\w+), friend (\w+)")
 def _steps(homes: dict[str, str], links: dict[tuple[str, str], str], first: str, hops: list[str]) -> list[str]:
     lines, person = [], first
     for hop in hops:
-        person = links[person, hop]
-        lines.append(f"{hop} {person} {homes[person]}")
+        other = links[person, hop]
+        lines.append(f"{person} {hop} {other}: {homes[other]}")
+        person = other
     return lines
 
 

@@ -75,7 +75,7 @@ def test_texts_are_short_and_answers_are_hard_to_guess_at_the_default_difficulty
     suite = SUITES[name]
     examples = list(suite.examples(4000, 11))
     assert max(len(example.question) for example in examples) <= LONGEST_QUESTION.get(name, 125)
-    assert max(len(example.response) for example in examples) <= (150 if name in LONGEST_QUESTION else 125)
+    assert max(len(example.response) for example in examples) <= (250 if name in LONGEST_QUESTION else 125)
     commonest = Counter(example.answer for example in examples).most_common(1)[0][1] / len(examples)
     assert commonest < suite.chance + 0.01  # 4,000 draws of a chance of 1 to 2 %: two standard errors are under 0.5 %
 
@@ -255,19 +255,49 @@ def code(*parts, indent=" "):
         ("state_tracking", ROBOT, lines(STATES[0], STATES[2], "#### b 6 east"), False),
         ("state_tracking", ROBOT, lines("1 ahead 2: c 5 north", *STATES[1:], "#### b 6 east"), False),
         ("state_tracking", PROGRAM, lines(*STATES, "#### b 6 east"), None),
-        ("exchange_words", AMOUNTS, lines("Jan 9 12", "Feb 12 9", "Mar 12 18", "#### 12 18"), True),
-        ("exchange_words", AMOUNTS, lines("Jan 9 12", "Feb 9 24", "Mar 12 18", "#### 12 18"), False),
-        ("deduction", RULES, lines("1 yes red big wild", "2 no red big wild", "#### red big wild"), True),
-        ("deduction", RULES, lines("1 yes red big wild", "2 yes blue big wild", "#### blue big wild"), False),
-        ("deduction", PAIRS, lines("1 second red tiny calm", "#### red tiny calm"), None),
-        ("deduction_conflict", PAIRS, lines("1 second red tiny calm", "#### red tiny calm"), True),
-        ("deduction_conflict", PAIRS, lines("1 first red tall calm", "#### red tall calm"), False),
-        ("entailment_scene", SCENE, lines("1 park park shed", "2 park park away", "#### no park park away"), True),
-        ("entailment_scene", SCENE, lines("1 park park shed", "2 park park away", "#### yes park park away"), False),
-        ("entailment_times", TIMES, lines("Bob 9:55", "Cal 10:00", "#### yes 10:00"), True),
-        ("entailment_times", TIMES, lines("Bob 9:55", "Cal 10:55", "#### no 10:55"), False),
-        ("multihop_reading", PASSAGE, lines("boss Bob Oslo", "friend Ann Rome", "#### Oslo Rome"), True),
-        ("multihop_reading", PASSAGE, lines("boss Bob Oslo", "friend Cal Bern", "#### Oslo Bern"), False),
+        (
+            "exchange_words",
+            AMOUNTS,
+            lines("Jan Ann gives 3: 9 12", "Feb both swap: 12 9", "Mar Bob doubles: 12 18", "#### 12 18"),
+            True,
+        ),
+        (
+            "exchange_words",
+            AMOUNTS,
+            lines("Jan Ann gives 3: 9 12", "Feb Bob doubles: 9 24", "Mar both swap: 12 18", "#### 12 18"),
+            False,
+        ),
+        (
+            "deduction",
+            RULES,
+            lines("1 yes red makes wild: red big wild", "2 no tiny makes blue: red big wild", "#### red big wild"),
+            True,
+        ),
+        (
+            "deduction",
+            RULES,
+            lines("1 yes red makes wild: red big wild", "2 yes tiny makes blue: blue big wild", "#### blue big wild"),
+            False,
+        ),
+        ("deduction", PAIRS, lines("1 second calm makes tiny: red tiny calm", "#### red tiny calm"), None),
+        ("deduction_conflict", PAIRS, lines("1 second calm makes tiny: red tiny calm", "#### red tiny calm"), True),
+        ("deduction_conflict", PAIRS, lines("1 first red makes tall: red tall calm", "#### red tall calm"), False),
+        (
+            "entailment_scene",
+            SCENE,
+            lines("1 Ann joins Bob: park park shed", "2 Cal leaves: park park away", "#### no park park away"),
+            True,
+        ),
+        (
+            "entailment_scene",
+            SCENE,
+            lines("1 Ann joins Bob: park park shed", "2 Cal leaves: park park away", "#### yes park park away"),
+            False,
+        ),
+        ("entailment_times", TIMES, lines("Bob 20 after: 9:55", "Cal on the hour: 10:00", "#### yes 10:00"), True),
+        ("entailment_times", TIMES, lines("Bob 20 after: 9:55", "Cal on the hour: 10:55", "#### no 10:55"), False),
+        ("multihop_reading", PASSAGE, lines("Ann boss Bob: Oslo", "Bob friend Ann: Rome", "#### Oslo Rome"), True),
+        ("multihop_reading", PASSAGE, lines("Ann boss Bob: Oslo", "Bob friend Cal: Bern", "#### Oslo Bern"), False),
     ],
 )
 def test_chains_worked_by_hand(name, question, response, verdict):
