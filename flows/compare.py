@@ -11,7 +11,6 @@ from data.errors import UserError
 from flows import environment, reaper
 from flows.study import Study, load_study
 
-
 RESULTS = Path("docs/results")
 
 
@@ -31,7 +30,7 @@ def add_command(command: Callable[[str, str], argparse.ArgumentParser]) -> None:
     sub.add_argument(
         "--out",
         type=Path,
-        help=f"folder of a study's results (default: {RESULTS}); of two evaluations: write the comparison here, as JSON",
+        help=f"folder of a study's results (default: {RESULTS}); for two evaluations: write the comparison here",
     )
     sub.add_argument("--check", action="store_true", help="recompute every figure and run one random cell again")
     sub.add_argument("--list", action="store_true", help="show the cells and which of them are finished; run nothing")
