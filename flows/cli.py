@@ -26,6 +26,7 @@ def parser() -> argparse.ArgumentParser:
     for name, text in (
         ("run", "Run the whole pipeline, or continue it; finished steps are not done again."),
         ("plan", "Show the resolved settings, steps, sizes and estimates; start nothing."),
+        ("serve", "Start a vLLM server for the run's model; Ctrl-C ends it."),
     ):
         sub = command(name, text)
         sub.add_argument("--preset", default="tiny", help="shipped settings to start from (default: tiny)")
@@ -33,6 +34,8 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--name", help="name of the run (default: the preset's name)")
         sub.add_argument("--root", help="folder of the runs, a path or fsspec URL (default: runs)")
         sub.epilog = "Any setting: --section.setting VALUE, for example --rl.generated_tokens 50000."
+        if name == "serve":
+            _add_serve_options(sub)
     command("presets", "List the shipped presets.")
     for name, text in (("show", "Show a finished or running run."), ("ask", "Ask the model of a run a question.")):
         sub = command(name, text)
@@ -60,6 +63,14 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _add_serve_options(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
+    sub.add_argument("--port", type=int, default=8000, help="port (default: 8000; 0: a free one)")
+    sub.add_argument("--python", help="a Python with vLLM (default: this one, else what make vllm or vllm-cpu made)")
+    sub.add_argument("--wait", type=float, default=900, metavar="SECONDS", help="until it must answer (default: 900)")
+    sub.add_argument("--vllm", default="", metavar="FLAGS", help="further flags for vLLM, as one text")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0 done, 1 failed, 2 for what the user can mend."""
     options, rest = parser().parse_known_args(arguments)
@@ -70,6 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return operations.retrain(options, file_and_command_line(options, rest))
         if options.command == "compose":
             return compose.compose(options, rest)
+        if options.command == "serve":
+            return _serve(options, rest)
         if rest:
             raise UserError(f"{rest[0]!r}: there is no such argument; see ratchet {options.command} --help")
         return _COMMANDS[options.command](options)
@@ -120,6 +133,14 @@ def _run_or_plan(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from flows.run import run
 
     return run(options.preset, overrides, settings)
+
+
+def _serve(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    settings, _ = settings_of(options, rest)
+    from flows.serve import serve
+
+    given = {name: getattr(options, name) for name in ("host", "port", "python", "wait")}
+    return serve(settings, **given, extra=options.vllm)
 
 
 def _presets(options: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from flows import config, parameters
 from flows.fan_out import train_experts
 from flows.locks import run_lock
 from flows.parameters import FanOut, Overrides, Preset, RunName, Seed, Tokens
+from flows.preflight import computing_python
 from flows.settings import ExpertSettings, RunSettings
 from tasks.base import base_model
 from tasks.composition import compose
@@ -96,6 +97,7 @@ class Pipeline:
             name=settings.name,
             device=compute.device,
             threads=compute.threads,
+            python=computing_python(settings.engine),
             timeout=compute.step_timeout_seconds,
         )
 

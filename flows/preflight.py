@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 import tempfile
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from data.settings import FileSource
 from data.suites import SUITES
 from flows.settings import ExpertSettings, RunSettings
 from models.fetch import SMOL, smol_problem
+from models.rollout import vllm_python
+from models.rollout.vllm_python import VLLM_LARGEST_RANK
 from models.settings import Engine, Model
 
 TRIAL_BYTES = 1 << 20
@@ -27,7 +30,7 @@ def check(settings: RunSettings) -> None:
 
 def problems(settings: RunSettings) -> list[str]:
     """What is not there: a source, suite, benchmark, model, engine; and a root that is no folder to write in."""
-    checks = [lambda: _model(settings.model), lambda: _engine(settings.engine), lambda: _root(settings.root)]
+    checks = [lambda: _model(settings.model), lambda: _engine(settings), lambda: _root(settings.root)]
     for task, expert in settings.experts.items():
         checks.append(lambda task=task, expert=expert: _expert(f"experts.{task}", expert))
     found = []
@@ -39,9 +42,23 @@ def problems(settings: RunSettings) -> list[str]:
     return found
 
 
-def _engine(engine: Engine) -> None:
-    if engine.kind == "vllm_server":
-        raise UserError("engine.kind: the engine 'vllm_server' is not built yet; choose --engine.kind transformers")
+def computing_python(engine: Engine) -> str | None:
+    """The Python that the computing process runs on: one with vLLM for the engine `vllm`; None: this one.
+
+    Raises UserError where there is none.
+    """
+    if engine.kind != "vllm":
+        return None
+    found = vllm_python.find(engine.python, "engine.python").path
+    return None if found == sys.executable else found
+
+
+def _engine(settings: RunSettings) -> None:
+    engine = settings.engine
+    computing_python(engine)
+    rank = getattr(settings.parameters, "rank", 0)
+    if engine.kind != "transformers" and rank > VLLM_LARGEST_RANK:
+        raise UserError(f"parameters.rank is {rank}, but vLLM takes adapters up to rank {VLLM_LARGEST_RANK}; lower it")
 
 
 def _expert(field: str, expert: ExpertSettings) -> None:

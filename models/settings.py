@@ -1,8 +1,9 @@
 """Settings of the models room. Imports neither torch nor prefect."""
 
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from data.settings import Settings
 
@@ -269,13 +270,68 @@ class TransformersEngine(Settings):
 
 
 class VLLMServerEngine(Settings):
-    """Rollouts from one or several `vllm serve` processes."""
+    """Rollouts from one or several vLLM servers (`ratchet serve`); an API key is read from VLLM_API_KEY."""
 
     kind: Literal["vllm_server"] = "vllm_server"
-    urls: tuple[str, ...] = ("http://127.0.0.1:8000",)
+    urls: tuple[str, ...] = Field(("http://127.0.0.1:8000",), min_length=1)
+    """Servers of the same model: rows are spread over them, and those of a dead one go to the others."""
+    adapter_folder: str | None = None
+    """A folder that this machine and the servers both see under this path: adapters are copied into it before servers
+    are told to load them. None: the servers see the run's own files."""
+    concurrency: int = Field(64, ge=1)
+    """Rows in flight at each server."""
+    row_timeout_seconds: float = Field(600.0, gt=0)
+    """After this long without an answer a row counts as lost and is asked for again."""
+    row_attempts: int = Field(5, ge=1)
+    """How often one row is asked for before the step fails."""
+    patience_seconds: float = Field(120.0, ge=0)
+    """How long no server may answer before the step fails (and is retried)."""
+    probe_tolerance: float | None = Field(None, gt=0)
+    """Largest mean difference, in nats a token, between a server's log-probabilities and the trainer's on the probe
+    after delivery; None: 1e-3 in float32, 0.1 in 16-bit types."""
+
+    @field_validator("urls")
+    @classmethod
+    def _are_urls(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        for url in urls:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError(f"{without_secret(url)!r} is no address; give one such as http://127.0.0.1:8000")
+            if parts.path.rstrip("/") == "/v1":
+                raise ValueError(f"{without_secret(url)!r}: leave /v1 out, calls are put below the server's root")
+        if len(set(urls)) < len(urls):
+            raise ValueError("an address is given twice; name each server once")
+        return urls
 
 
-Engine = Annotated[TransformersEngine | VLLMServerEngine, Field(discriminator="kind")]
+def without_secret(url: str) -> str:
+    """`url` without user name and password, for messages."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+class VLLMEngine(Settings):
+    """Rollouts from vLLM in the computing process, on the GPU that also trains: it sleeps while the policy learns."""
+
+    kind: Literal["vllm"] = "vllm"
+    python: str | None = None
+    """A Python with vLLM, which the computing process then runs on; None: this Python, or the one that `make vllm` or
+    `make vllm-cpu` made."""
+    memory_share: float = Field(0.5, gt=0, le=1)
+    """Share of the GPU's memory that vLLM may take while it samples."""
+    sleep: bool = True
+    """Free that memory during updates (CUDA only)."""
+    max_rows: int = Field(256, ge=1)
+    """Rows decoded together."""
+    max_rank: int | None = Field(None, ge=1)
+    """Largest rank of an adapter; None: that of the first one, rounded up to what vLLM offers."""
+    compiled: bool = True
+    """Compile the model and capture CUDA graphs: a slower start, faster tokens. Without effect on a CPU."""
+    probe_tolerance: float | None = Field(None, gt=0)
+    """As for vllm_server."""
+
+
+Engine = Annotated[TransformersEngine | VLLMServerEngine | VLLMEngine, Field(discriminator="kind")]
 
 
 class NoRouter(Settings):

@@ -21,6 +21,9 @@ from pydantic import BaseModel
 from data.errors import UserError
 from data.progress import Report
 
+ROOT = Path(__file__).resolve().parents[1]
+"""Where the packages lie, for a Python in which they are not installed."""
+
 POLL_SECONDS = 0.5
 STDERR_LINES = 40
 
@@ -36,8 +39,10 @@ class MayPass(OSError):
 class Compute:
     """One computing process. Not shared between threads: tasks of a run are called one after another."""
 
-    def __init__(self, threads: int | None = None):
+    def __init__(self, threads: int | None = None, python: str | None = None):
         self.threads = threads
+        self.python = python or sys.executable
+        """Runs the process. Another Python (one with vLLM) needs what models/ and data/ import, and no Prefect."""
         self.cpu_seconds = 0.0
         """CPU seconds of the last request that was answered."""
         self._process: subprocess.Popen[str] | None = None
@@ -106,8 +111,10 @@ class Compute:
         environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
         if self.threads is not None:
             environment["OMP_NUM_THREADS"] = str(self.threads)
+        if self.python != sys.executable:
+            environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "models.compute"],
+            [self.python, "-m", "models.compute"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -164,11 +171,11 @@ def _as_exception(function: str, message: dict[str, Any]) -> Exception:
 _shared: Compute | None = None
 
 
-def shared(threads: int | None) -> Compute:
-    """The computing process of this run, shared by its tasks."""
+def shared(threads: int | None, python: str | None = None) -> Compute:
+    """The computing process of this run, shared by its tasks; `python` runs it (None: this one)."""
     global _shared
     if _shared is None:
-        _shared = Compute(threads)
+        _shared = Compute(threads, python)
     return _shared
 
 

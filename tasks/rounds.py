@@ -62,7 +62,7 @@ def run_cell(
     default = RLSettings()
     scheduling = {name: getattr(default, name) for name in SCHEDULING_ONLY}
     keyed = request.model_copy(update={"rl": rl.model_copy(update=scheduling)})
-    request = request.model_copy(update={"key": step_key("models.cell:run_rounds", 1, keyed, inputs)})
+    request = request.model_copy(update={"key": step_key("models.cell:run_rounds", 1, keyed, inputs, run.python)})
     steps = [generate_round, update_round] if rl.rounds_per_task == 1 else [run_rounds]
     first = 0
     while True:
@@ -98,7 +98,7 @@ def update_round(run: RunContext, task: str, arm: str, first: int, last: int, re
 
 def _call(function: str, subject: str, run: RunContext, request: CellRequest) -> dict | State:
     report = TaskReport(subject)
-    process = compute.shared(run.threads)
+    process = compute.shared(run.threads, run.python)
     try:
         progress = process.call(function, request, None, report, run.timeout)
     except BaseException:

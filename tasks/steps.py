@@ -23,6 +23,7 @@ from data import storage
 from data.artifacts import SCHEMA_VERSION, stable_hash
 from data.settings import Settings
 from data.storage import ArtifactRef
+from models.rollout import vllm_python
 from tasks import compute, display
 from tasks.compute import MayPass
 
@@ -40,6 +41,8 @@ class RunContext(Settings):
     name: str
     device: str = "auto"
     threads: int | None = None
+    python: str | None = None
+    """The Python of the computing process; None: this one."""
     timeout: float
     """Seconds after which a step's computation is killed."""
 
@@ -120,14 +123,21 @@ class Inputs(dict[Path, ArtifactRef]):
         return folder
 
 
-WITHOUT_EFFECT = {"compute", "url", "key", "last_round"}
-"""Fields of a request that say where or when to compute, not what."""
+WITHOUT_EFFECT = {
+    **dict.fromkeys(("compute", "url", "key", "last_round"), True),
+    "engine": {
+        *("urls", "adapter_folder", "concurrency", "row_timeout_seconds", "row_attempts", "patience_seconds"),
+        *("python", "memory_share", "sleep", "max_rows"),
+    },
+}
+"""Fields of a request that say where, when or in what portions to compute, not what."""
 
 
-def step_key(function: str, step_version: int, request: BaseModel, inputs: Inputs) -> str:
+def step_key(function: str, step_version: int, request: BaseModel, inputs: Inputs, python: str | None = None) -> str:
     """The key of a step's output. `inputs` gives the local folder of each input.
 
-    Paths of the request count as the content hash of the input they lie in; the device does not count.
+    Paths of the request count as the content hash of the input they lie in; the device does not count. Versions are
+    those of `python` where another Python computes.
     Raises KeyError for a path that lies in no input: its content would not be part of the key.
     """
 
@@ -143,7 +153,11 @@ def step_key(function: str, step_version: int, request: BaseModel, inputs: Input
             raise KeyError(f"{function}: {value} is in none of the inputs {[str(folder) for folder in inputs]}")
         return value
 
-    libraries = {name: version(name) for name in LIBRARIES[function.split(".")[0]]}
+    names = LIBRARIES[function.split(".")[0]]
+    libraries = {name: version(name) for name in names}
+    if python is not None:
+        found = vllm_python.find(python, "engine.python").versions
+        libraries = {name: found[name] for name in (*names, *vllm_python.PACKAGES) if name in found}
     values = canonical(request.model_dump(exclude=WITHOUT_EFFECT))
     return stable_hash(function, step_version, SCHEMA_VERSION, libraries, values)
 
@@ -163,7 +177,7 @@ def run_step(
     Raises what `Compute.call` raises.
     """
     report = TaskReport(subject)
-    key = step_key(function, step_version, request, inputs)
+    key = step_key(function, step_version, request, inputs, run.python)
     found, reason = storage.find(url, key)
     if found is not None:
         report.finish("already complete")
@@ -172,7 +186,7 @@ def run_step(
         report.log(f"made again: {reason}")
     try:
         with storage.staging(url) as folder:
-            process = compute.shared(run.threads)
+            process = compute.shared(run.threads, run.python)
             info = process.call(function, request, folder, report, run.timeout)
             made = storage.publish(folder, url, key, info)
     except BaseException:

@@ -53,7 +53,9 @@ def test_importing_all_of_data_loads_neither_torch_nor_prefect():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("module", ["flows.settings", "models.requests", "flows.cli", "flows.preflight", "flows.plan"])
+@pytest.mark.parametrize(
+    "module", ["flows.settings", "models.requests", "flows.cli", "flows.preflight", "flows.plan", "flows.serve"]
+)
 def test_settings_and_command_line_import_no_torch_no_prefect(module):
     code = f"import sys, {module}; print(sorted({HEAVY!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

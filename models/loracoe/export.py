@@ -14,11 +14,9 @@ from torch import Tensor
 from data.errors import UserError
 from models.loracoe.adapters import CONFIG_FILE, KEY_PREFIX, WEIGHTS_FILE
 from models.loracoe.pool import Gates, Pool
+from models.rollout.vllm_python import VLLM_RANKS
 
 Format = Literal["uniform", "pattern", "exact"]
-
-VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The values that vLLM 0.33 takes for --max-lora-rank; an adapter's rank only has to be at most that."""
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,25 @@
 """The engine that the settings name."""
 
-from data.errors import UserError
 from models.policy import Policy
 from models.rollout.engine import RolloutEngine
-from models.rollout.transformers_engine import TransformersEngine
 from models.settings import Engine
 from models.settings import TransformersEngine as TransformersSettings
+from models.settings import VLLMServerEngine as ServerSettings
 
 
 def make_engine(settings: Engine, policy: Policy) -> RolloutEngine:
-    """An engine that samples from `policy`. Raises UserError for an engine that this version does not have."""
+    """An engine that samples from `policy`.
+
+    Raises UserError where the engine's library is not installed or cannot sample from such a policy.
+    """
     if isinstance(settings, TransformersSettings):
+        from models.rollout.transformers_engine import TransformersEngine
+
         return TransformersEngine(policy, settings.batch_size)
-    raise UserError(f"engine.kind {settings.kind!r} is not in this version; use engine.kind transformers")
+    if isinstance(settings, ServerSettings):
+        from models.rollout.vllm_server import VLLMServerEngine
+
+        return VLLMServerEngine(policy, settings)
+    from models.rollout.vllm_engine import VLLMEngine
+
+    return VLLMEngine(policy, settings)
