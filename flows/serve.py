@@ -176,8 +176,12 @@ def _wait_until_ready(process: subprocess.Popen, host: str, port: int, wait: flo
 
 
 def _end(process: subprocess.Popen) -> None:
-    """Ends the server's process group: asked first, killed after `GRACE_SECONDS`."""
-    for number, grace in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, 5.0)):
+    """Ends the server's process group: asked first, killed after `GRACE_SECONDS`.
+
+    Where the server itself is gone nothing waits for an answer any more, and its workers are killed soon.
+    """
+    patience = GRACE_SECONDS if process.poll() is None else GRACE_SECONDS / 10
+    for number, grace in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
         try:
             os.killpg(process.pid, number)
         except ProcessLookupError:

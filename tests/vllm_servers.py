@@ -54,11 +54,10 @@ class RealServer:
         below = psutil.Process(self.process.pid).children(recursive=True)
         return [process for process in below if "flows.reaper" not in process.cmdline()]
 
-    def kill(self) -> int:
-        """SIGKILL to vLLM's own process, as a crash; the exit code of `ratchet serve` afterwards."""
+    def crash(self) -> None:
+        """SIGKILL to vLLM's own process."""
         [server] = [process for process in self.family() if process.ppid() == self.process.pid]
         server.kill()
-        return self.process.wait(timeout=60)
 
     def stop(self) -> int:
         """SIGTERM to `ratchet serve`; its exit code."""

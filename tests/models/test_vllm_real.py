@@ -49,7 +49,7 @@ def make_adapter(base, folder, seed, rank=4, alpha=8, scale=0.15):
 def files(tmp_path_factory):
     needs_vllm()
     folder = tmp_path_factory.mktemp("real")
-    base = save_base(folder / "base", tiny_llama(hidden=64))
+    base = save_base(folder / "base", tiny_llama(hidden=128))
     return {
         "folder": folder,
         "base": base,
@@ -202,7 +202,7 @@ def test_what_a_real_server_refuses(files, servers, tmp_path):
     with pytest.raises(UserError, match=r"rank 12.*larger --max-lora-rank"):
         engine_for(files, servers[:1], wide).generate(inputs(2), 1.0)
     for changes in ({"seed": 9}, {"context": 512}):
-        other = save_base(tmp_path / f"{changes}", tiny_llama(**{"hidden": 64, **changes}))
+        other = save_base(tmp_path / f"{changes}", tiny_llama(**{"hidden": 128, **changes}))
         policy = Policy.load(PolicyFiles(base=other), compute=CPU)
         engine = make_engine(VLLMServerEngine(urls=(servers[0].url,)), policy)
         if "seed" in changes:
@@ -258,7 +258,7 @@ def killing(server, after):
     def progress(done, total):
         if done >= after and not killed.is_set():
             killed.set()
-            server.kill()
+            server.crash()
 
     return progress
 
@@ -268,7 +268,7 @@ def test_a_server_killed_in_the_middle_of_a_batch_is_replaced_by_the_other(files
     family = servers[1].family()
     engine = engine_for(files, servers, concurrency=8)
     outputs = engine.generate(requests, 1.0, progress=killing(servers[1], 30))
-    assert servers[1].process.returncode == 1
+    assert servers[1].process.wait(timeout=30) == 1
     assert wait_gone(family) == []
     assert differences(engine.policy, requests, outputs, 1.0).mean() < BOUND
     alone = engine_for(files, servers[:1]).generate(requests, 1.0)
@@ -281,6 +281,7 @@ def test_the_only_server_killed_in_the_middle_is_an_error_and_a_new_one_is_waite
     engine = engine_for(files, servers[:1], concurrency=8, patience_seconds=1.0)
     with pytest.raises(ConnectionError, match=r"no vLLM server has answered for .* cannot be reached"):
         engine.generate(requests, 1.0, progress=killing(servers[0], 30))
+    assert servers[0].process.wait(timeout=30) == 1
     anew = RealServer(files["base"] / "model", files["folder"] / "anew.log", port=servers[0].port)
     try:
         engine = engine_for(files, servers[:1], patience_seconds=300.0)
