@@ -33,8 +33,10 @@ define vllm_environment
 	@set -e; key=$$( (cat $(1); $(PYTHON) -V) | sha256sum | cut -c1-16); home="$(CACHE)/$(patsubst .venv-%,%,$(2))-$$key"; \
 	if [ ! -e "$$home/.installed" ]; then \
 		rm -rf "$$home"; mkdir -p "$(CACHE)"; $(PYTHON) -m venv "$$home"; \
-		"$$home/bin/python" -m pip install -q --no-deps -r $(1) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
-		|| { test -n "$(3)" && "$$home/bin/python" -m pip install -q --no-deps -r $(1) $(3); }; \
+		install="$$home/bin/python -m pip install -q --no-deps -r $(1)"; \
+		if ! $$install $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)); then \
+			if [ -n "$(3)" ]; then $$install $(3); else exit 1; fi; \
+		fi; \
 		touch "$$home/.installed"; \
 	fi; \
 	ln -sfn "$$home" $(2); echo "$(2) -> $$home"

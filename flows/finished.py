@@ -5,6 +5,7 @@ from data.errors import UserError
 from data.storage import ArtifactRef
 from flows.config import arm_settings, resolve
 from flows.inspect import run_settings
+from flows.preflight import computing_python
 from flows.settings import ExpertSettings
 from tasks.steps import RunContext
 
@@ -22,6 +23,7 @@ class FinishedRun:
             name=name,
             device=compute.device,
             threads=compute.threads,
+            python=computing_python(self.settings.engine),
             timeout=compute.step_timeout_seconds,
         )
 

@@ -23,6 +23,7 @@ from models.rollout.vllm_python import VLLM_LARGEST_RANK, VLLMPython, offered_ra
 
 POLL_SECONDS = 0.5
 GRACE_SECONDS = 20.0
+ORPHAN_SECONDS = 2.0
 KEY_VARIABLE = "VLLM_API_KEY"
 
 
@@ -180,14 +181,16 @@ def _end(process: subprocess.Popen) -> None:
 
     Where the server itself is gone nothing waits for an answer any more, and its workers are killed soon.
     """
-    patience = GRACE_SECONDS if process.poll() is None else GRACE_SECONDS / 10
-    for number, grace in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
+    for number, grace in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, 5.0)):
         try:
             os.killpg(process.pid, number)
         except ProcessLookupError:
             break  # nothing of the group is left
-        deadline = time.monotonic() + grace
-        while time.monotonic() < deadline and _group_lives(process):
+        asked = time.monotonic()
+        while _group_lives(process):
+            patience = grace if process.poll() is None else min(grace, ORPHAN_SECONDS)
+            if time.monotonic() > asked + patience:
+                break
             time.sleep(0.05)
     process.wait()
 

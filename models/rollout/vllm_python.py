@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -92,8 +91,13 @@ def find(python: str | None, field: str, root: Path = ROOT) -> VLLMPython:
     raise UserError(f"vLLM is not installed here; {REMEDY} with {field}")
 
 
-@lru_cache(maxsize=8)
+_found: dict[str, VLLMPython] = {}
+"""Pythons that were asked and have vLLM: asking takes a tenth of a second, and every step's key needs the answer."""
+
+
 def _ask(python: str) -> VLLMPython | None:
+    if python in _found:
+        return _found[python]
     if not os.access(python, os.X_OK) and "/" in python:
         return None
     try:
@@ -105,7 +109,8 @@ def _ask(python: str) -> VLLMPython | None:
     versions = json.loads(answer)
     for package in PACKAGES:
         if package in versions:
-            return VLLMPython(python, package, versions)
+            _found[python] = VLLMPython(python, package, versions)
+            return _found[python]
     return None
 
 

@@ -1,6 +1,7 @@
 """The transformers engine: what it samples, and that nothing it is batched with matters."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from models.rollout.engines import make_engine
 from models.rollout.sampling import sample, uniforms
 from models.rollout.transformers_engine import TransformersEngine
 from models.scoring import TokenRow
-from models.settings import LoraTraining, VLLMServerEngine
+from models.settings import LoraTraining, VLLMEngine
 from models.settings import TransformersEngine as TransformersSettings
 from tests.tiny import save_base, tiny_gpt2, tiny_llama
 
@@ -233,9 +234,10 @@ def test_progress_counts_finished_rows(policy):
     assert seen[-1] == (27, 27) and [done for done, _ in seen] == sorted({done for done, _ in seen})
 
 
-def test_an_engine_that_is_not_there_is_a_user_error(policy):
-    with pytest.raises(UserError, match="vllm_server"):
-        make_engine(VLLMServerEngine(), policy)
+def test_an_engine_that_is_not_there_is_a_user_error(policy, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(UserError, match=r"vLLM cannot be imported.*make vllm.*engine.python"):
+        make_engine(VLLMEngine(), policy)
 
 
 def test_uniforms_depend_on_seed_and_position_alone():

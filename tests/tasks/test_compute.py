@@ -9,9 +9,10 @@ import time
 import pytest
 
 from data.errors import UserError
+from data.progress import Silent
 from data.settings import Settings
 from models.compute import error_kind
-from tasks.compute import Compute, MayPass, StepFailed
+from tasks.compute import ROOT, Compute, MayPass, StepFailed
 
 
 class Request(Settings):
@@ -164,3 +165,19 @@ def test_only_step_functions_are_called(compute):
 )
 def test_error_kinds(error, kind):
     assert error_kind(error) == kind
+
+
+def test_another_python_computes_and_finds_the_packages(tmp_path, monkeypatch):
+    """As for vLLM, which has an environment of its own: the packages come by PYTHONPATH."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$PYTHONPATH" > {tmp_path}/path\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    monkeypatch.chdir(tmp_path)
+    compute = Compute(threads=1, python=str(python))
+    try:
+        with pytest.raises(UserError, match="no step function"):
+            compute.call("flows.cli:main", Settings(), None, Silent(), 60)
+    finally:
+        compute.close()
+    assert (tmp_path / "path").read_text().strip() == f"{ROOT}:/elsewhere"

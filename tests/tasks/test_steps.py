@@ -6,7 +6,7 @@ import pytest
 from prefect.states import Completed, Failed
 
 from data.errors import UserError
-from data.settings import Settings
+from data.settings import PlainPrompt, Settings
 from data.storage import ArtifactRef
 from models.requests import Device
 from tasks.compute import MayPass, StepFailed
@@ -67,3 +67,26 @@ def test_a_found_output_is_a_state_and_a_made_one_is_not():
 
 def test_artifact_keys_are_lower_case_letters_digits_and_dashes():
     assert artifact_key("start states a_b/R3 0") == "start-states-a-b-r3-0"
+
+
+def test_where_an_engine_is_reached_does_not_change_a_key():
+    """A run whose server moved, or that allows it more time, finds its finished rounds again."""
+    from models.requests import EvaluateRequest, PolicyFiles
+    from models.settings import EvaluationSettings, TransformersEngine, VLLMServerEngine
+
+    def key(engine):
+        request = EvaluateRequest(
+            policy=PolicyFiles(base=Path("/in/base")),
+            model="base",
+            prompt=PlainPrompt(),
+            evaluation=EvaluationSettings(),
+            engine=engine,
+            questions=Path("/in/questions.parquet"),
+        )
+        inputs = Inputs({Path("/in"): ArtifactRef("/in", "hash", "key", {})})
+        return step_key("models.evaluation:evaluate", 1, request, inputs)
+
+    one = key(VLLMServerEngine())
+    assert one == key(VLLMServerEngine(urls=("http://far:1", "http://off:2"), patience_seconds=1.0, concurrency=3))
+    assert one != key(TransformersEngine())
+    assert key(TransformersEngine()) != key(TransformersEngine(batch_size=3))
