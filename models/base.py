@@ -83,7 +83,7 @@ def _remembered_hash(path: Path) -> str:
 def load_base(folder: Path) -> tuple[Any, Any]:
     """The model and the tokenizer of a base folder, from safetensors, running no code that comes with a model.
 
-    Raises UserError where the model is not there or has no safetensors; OSError where a hub cannot be reached.
+    Raises UserError where the model is not there, has no safetensors, or the hub that has it cannot be reached.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -97,7 +97,7 @@ def load_base(folder: Path) -> tuple[Any, Any]:
         raise UserError(f"{where} holds no *.safetensors; convert the model's weights to safetensors")
     options = {"revision": base["revision"], "trust_remote_code": False}
     dtype = getattr(torch, base["dtype"])
-    with _named(where, base, local is not None):
+    with _named(where, base):
         model = AutoModelForCausalLM.from_pretrained(
             where, dtype=dtype, use_safetensors=True, attn_implementation="sdpa", **options
         )
@@ -105,9 +105,8 @@ def load_base(folder: Path) -> tuple[Any, Any]:
 
 
 @contextmanager
-def _named(where: str, base: dict[str, Any], local: bool) -> Iterator[None]:
-    """Errors of a model that is not there or not readable as UserErrors; a hub out of reach as ConnectionError."""
-    from huggingface_hub import constants
+def _named(where: str, base: dict[str, Any]) -> Iterator[None]:
+    """A model that is not there, not readable, or in no cache while its hub is out of reach, as a UserError."""
     from safetensors import SafetensorError
 
     try:
@@ -116,11 +115,9 @@ def _named(where: str, base: dict[str, Any], local: bool) -> Iterator[None]:
         if isinstance(error, (UserError, ConnectionError, TimeoutError)) or disk_problem(error):
             raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        if not local and "connect" in reason and not constants.HF_HUB_OFFLINE:
-            raise ConnectionError(f"model {where!r}: {reason}") from None
         raise UserError(
             f"model {where!r} (revision {base['revision']}) cannot be read: {reason}; name a folder with config.json, "
-            "tokenizer and safetensors, or a model of the hub"
+            "tokenizer and safetensors, or a model of the hub (where it can be reached)"
         ) from None
 
 

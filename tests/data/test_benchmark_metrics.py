@@ -7,9 +7,12 @@ import pytest
 
 from data.artifacts import read_rows, write_table
 from data.benchmarks import metrics
+from data.benchmarks.comparison import compare, comparison_lines
 from data.benchmarks.metrics import regrade, scores
+from data.benchmarks.score import score_json, score_lines
 from data.errors import UserError
 from data.statistics import bootstrap_mean, wilson
+from flows.cli import main
 
 
 def answer(item, sample, correct, extracted="5", *, subject="", stop_reason="eos", model="m", **other):
@@ -134,3 +137,81 @@ def test_no_model_library_is_needed():
     code = f"{imports}; print(*{{'torch', 'transformers', 'prefect'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
     assert done.stdout.strip() == ""
+
+
+def test_greedy_answers_stand_beside_the_samples():
+    rows = [answer(item, sample, sample == 0, "4") for item in "ab" for sample in (0, 1)]
+    rows += [answer("a", metrics.GREEDY, True, "4"), answer("b", metrics.GREEDY, False, stop_reason="length")]
+    (found,) = scores(rows)
+    assert (found.questions, found.answers, found.samples) == (2, 4, 2)
+    assert found.accuracy.mean == 0.5 and found.greedy == wilson(1, 2)
+    assert found.truncated == 0.0  # of the samples
+    assert scores(rows[:4])[0].greedy is None
+    assert scores(rows[4:])[0].accuracy == wilson(1, 2)  # greedy answers alone are the accuracy
+
+
+def test_the_score_file_by_hand():
+    rows = [answer("a", 0, True, "4", subject="S"), answer("b", 0, False, None, stop_reason="length")]
+    [found] = score_json(rows, 0.95)
+    one = wilson(1, 2)
+    assert found["headline"] == "accuracy" and found["questions"] == found["answers"] == 2
+    assert found["accuracy"] | {"bootstrap": None} == {
+        "mean": 0.5, "low": one.low, "high": one.high, "interval": "wilson", "bootstrap": None,
+    }  # fmt: skip
+    assert found["accuracy"]["bootstrap"] == list(bootstrap_mean([1.0, 0.0])[1:])
+    assert (found["truncated_share"], found["no_answer_share"]) == (0.5, 0.5)
+    assert found["subjects"]["S"]["questions"] == 1 and found["pass@k"]["1"]["mean"] == 0.5
+    [line, shares, subject] = score_lines([found])
+    assert line == "m on gsm8k: accuracy 50.0 % [9.5, 90.5]; 2 questions"
+    assert shares == "  cut off 50.0 %, no answer 50.0 %" and subject.startswith("  S: 100.0 %")
+
+
+def test_two_models_are_compared_question_by_question(tmp_path):
+    first, second = tmp_path / "first.parquet", tmp_path / "second"
+    second.mkdir()
+    right = {"old": "abcd", "new": "abcefgh"}
+    for path, model in ((first, "new"), (second / "evaluations.parquet", "old")):
+        write_table(path, "evaluations", [answer(i, 0, i in right[model], model=model) for i in "abcdefghij"])
+    [found] = compare(first, second)  # a file, and a folder
+    assert (found.models, found.questions, found.accuracies) == (("new", "old"), 10, (0.7, 0.4))
+    assert (found.first_better, found.second_better) == (4, 1)
+    differences = [0, 0, 0, -1, 1, 1, 1, 1, 0, 0]
+    assert found.difference == bootstrap_mean(differences) and found.difference.mean == pytest.approx(0.3)
+    text = "\n".join(comparison_lines([found]))
+    assert "new against old, 10 questions: 70.0 % against 40.0 %" in text and "difference +30.0 points" in text
+    write_table(first, "evaluations", [answer(i, 0, True, model="new") for i in "abcdefghi"])
+    with pytest.raises(UserError, match=r"asked different questions of gsm8k \(1 are in one of them only\)"):
+        compare(first, second)
+    write_table(first, "evaluations", [answer("a", 0, True, benchmark="svamp")])
+    with pytest.raises(UserError, match="share no benchmark"):
+        compare(first, second)
+    write_table(first, "evaluations", [answer("a", 0, True, model=model) for model in "xy"])
+    with pytest.raises(UserError, match="several models"):
+        compare(first, second)
+
+
+def test_the_regrade_command_says_what_changed_without_a_model(tmp_path):
+    path = tmp_path / "evaluations.parquet"
+    write_table(
+        path, "evaluations", [answer("a", 0, True, "4"), answer("b", 0, False, "4.0"), answer("c", 0, True, "9")]
+    )
+    arguments = ["regrade", str(tmp_path), "--out", str(tmp_path / "again.parquet")]
+    code = "import sys; from flows.cli import main; code = main({0!r}); "
+    code += "print(code, {{'torch', 'transformers', 'prefect'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code.format(arguments)], capture_output=True, text=True, timeout=60)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "3 answers graded again: 2 verdicts changed (1 to right, 1 to wrong); 2 were right, 2 are"
+    assert "b sample 0: right now" in lines[1] and "c sample 0: wrong now" in lines[2]
+    assert lines[-1] == "0 set()", done.stderr
+    assert len(read_rows(tmp_path / "again.parquet", "evaluations")) == 3
+
+
+@pytest.mark.parametrize("content", [None, b"", b"PAR1 half"])
+def test_files_that_are_no_evaluation(content, tmp_path, capsys):
+    path = tmp_path / "evaluations.parquet"
+    if content is not None:
+        path.write_bytes(content)
+    for arguments in (["regrade", str(tmp_path)], ["compare", str(path), str(path)]):
+        assert main(arguments) == 2
+        printed = capsys.readouterr().err
+        assert printed.count("\n") == 1 and "evaluat" in printed
