@@ -19,6 +19,9 @@ import fsspec
 from data.artifacts import MANIFEST, SCHEMA_VERSION, damage, file_hash, files_of, stable_hash
 from data.errors import UserError
 
+ORIGIN = ".origin.json"
+"""In a folder of the cache: what it is a copy of."""
+
 
 @dataclass(frozen=True)
 class ArtifactRef:
@@ -173,6 +176,7 @@ def fetch(ref: ArtifactRef | str) -> Path:
         raise FileNotFoundError(f"{url} has no {MANIFEST}: the step that makes it has not finished")
     cache = Path(os.environ.get("RATCHET_CACHE", Path.home() / ".cache" / "ratchet")) / "artifacts" / manifest["sha256"]
     if cache.is_dir() and damage(cache, manifest) is None:
+        write_json(str(cache / ORIGIN), {"url": url, "sha256": manifest["sha256"]})
         return cache
     filesystem, path = _filesystem(url)
     cache.parent.mkdir(parents=True, exist_ok=True)
@@ -184,11 +188,18 @@ def fetch(ref: ArtifactRef | str) -> Path:
         reason = damage(folder, manifest)
         if reason:
             raise OSError(f"{url}: {reason}; delete its {MANIFEST} to have the step done again")
+        write_json(str(folder / ORIGIN), {"url": url, "sha256": manifest["sha256"]})
         shutil.rmtree(cache, ignore_errors=True)
         os.rename(folder, cache)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return cache
+
+
+def origin(folder: Path) -> tuple[str, str] | None:
+    """(URL, content hash) of the published output that a folder of `fetch`'s cache is a copy of; None for any other."""
+    found = read_json(str(folder / ORIGIN))
+    return (found["url"], found["sha256"]) if found else None
 
 
 def children(url: str) -> list[str]:

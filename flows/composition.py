@@ -11,6 +11,7 @@ from flows.evaluation import accuracy_row
 from flows.finished import FinishedRun
 from flows.parameters import RunName
 from models.settings import CompositionSettings
+from tasks.api import patiently
 from tasks.composition import compose
 from tasks.compute import close_shared
 from tasks.evaluation import evaluate
@@ -95,5 +96,5 @@ def composition(
     finally:
         close_shared()
     description = f"Experts of run {name}, arm {settings.arm}, composed as {label}"
-    create_table_artifact(rows, key=artifact_key(f"{name} {label}"), description=description)
+    patiently(create_table_artifact, rows, key=artifact_key(f"{name} {label}"), description=description)
     return rows

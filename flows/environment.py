@@ -14,6 +14,10 @@ DEFAULTS = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "DO_NOT_TRACK": "1",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    # a server that restarts is waited for: the delays double, ten of them last half an hour
+    "PREFECT_CLIENT_MAX_RETRIES": "10",
+    # the automation of `ratchet setup` takes a run for dead after four missed ones
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
     "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
 }
 

@@ -5,6 +5,7 @@ from prefect.artifacts import create_table_artifact
 
 from flows.finished import FinishedRun
 from flows.parameters import Questions, RunName, Split
+from tasks.api import patiently
 from tasks.compute import close_shared
 from tasks.evaluation import evaluate
 from tasks.steps import artifact_key, configured, result_of
@@ -64,7 +65,7 @@ def evaluation(
     finally:
         close_shared()
     key = artifact_key(f"{name} evaluation {split}")
-    create_table_artifact(rows, key=key, description=f"Models of run {name} on the {split} questions")
+    patiently(create_table_artifact, rows, key=key, description=f"Models of run {name} on the {split} questions")
     return rows
 
 

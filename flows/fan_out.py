@@ -13,6 +13,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelling
 
 from data.errors import UserError
+from tasks.api import patiently
 from tasks.compute import MayPass
 
 POLL_SECONDS = 2.0
@@ -39,7 +40,7 @@ def train_experts(
             while not all(_completed(run) for run in runs.values()):
                 time.sleep(POLL_SECONDS)
                 for task in tries:
-                    runs[task] = client.read_flow_run(runs[task].id)
+                    runs[task] = patiently(client.read_flow_run, runs[task].id)
                     state = runs[task].state
                     if state is None or not state.is_final() or state.is_completed():
                         continue
@@ -68,7 +69,8 @@ def _check(client: SyncPrefectClient, deployment: str) -> None:
 
 
 def _start(deployment: str, task: str, parameters: dict[str, Any]) -> FlowRun:
-    return run_deployment(
+    return patiently(
+        run_deployment,
         deployment,
         parameters=parameters | {"task": task},
         timeout=0,

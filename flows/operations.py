@@ -30,7 +30,8 @@ def add_commands(command: Callable[[str, str], argparse.ArgumentParser]) -> None
     sub = command("rollback", "Serve an earlier version again.")
     sub.add_argument("--serving", default="serving", help="folder of the serving model (default: serving)")
     sub.add_argument("--to", type=int, help="version (default: the one before the current one)")
-    command("setup", "Make the work pools that the deployments use on the Prefect server at PREFECT_API_URL.")
+    sub = command("setup", "Make work pools and automations on the Prefect server at PREFECT_API_URL.")
+    sub.add_argument("--webhook", metavar="URL", help="told of failed runs and refused promotions (JSON, POST)")
 
 
 def retrain(options: argparse.Namespace, overrides: dict[str, Any]) -> int:
@@ -95,7 +96,7 @@ def _rollback(options: argparse.Namespace) -> int:
 def _setup(options: argparse.Namespace) -> int:
     from flows.setup import setup
 
-    for line in setup():
+    for line in setup(options.webhook):
         print(line)
     return 0
 

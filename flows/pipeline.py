@@ -62,7 +62,9 @@ def reasoning_pipeline(
         preset, overrides, name=name, root=root, seed=seed, generated_tokens=generated_tokens, fan_out=fan_out
     )
     try:
-        with run_lock(settings.root, settings.name):
+        # a worker that was killed may have left the run's process behind: its successor waits for that
+        waits = runtime.deployment.id is not None
+        with run_lock(settings.root, settings.name, wait=waits, log=get_run_logger().info):
             elsewhere = {
                 "preset": preset,
                 "name": settings.name,

@@ -5,6 +5,7 @@ import time
 
 from data.errors import UserError
 from flows import environment
+from flows.automations import automations
 
 POOLS = {
     "ratchet": "Runs of Ratchet; a slot is held for the whole run.",
@@ -13,8 +14,11 @@ POOLS = {
 WAIT_SECONDS = 180.0
 
 
-def setup() -> list[str]:
-    """Waits for the server at PREFECT_API_URL and makes the work pools; returns what it did.
+def setup(webhook: str | None = None) -> list[str]:
+    """Waits for the server at PREFECT_API_URL and makes the work pools and automations; returns what it did.
+
+    `webhook`: URL that is told of failed runs and refused promotions, kept in a Prefect block as a secret.
+
 
     Raises UserError where no server is named or none answers within `WAIT_SECONDS`.
     """
@@ -32,7 +36,8 @@ def setup() -> list[str]:
                     f"the Prefect server at {url} does not answer ({problem}); start it, see `ratchet doctor`"
                 )
             time.sleep(1.0)
-        return [_pool(client, name, text) for name, text in POOLS.items()]
+        pools = [_pool(client, name, text) for name, text in POOLS.items()]
+        return [*pools, *automations(client, webhook)]
 
 
 def _pool(client, name: str, description: str) -> str:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from data import storage
 from data.artifacts import file_hash, stable_hash, write_table
 from data.errors import UserError, disk_problem
 from data.progress import Report
@@ -34,9 +35,15 @@ def read_base(folder: Path) -> dict[str, Any]:
 
 
 def base_name(folder: Path) -> str:
-    """What an adapter's configuration names as its base: the hub name or folder of the weights."""
+    """What an adapter's configuration names as its base: the hub name or folder of the weights.
+
+    For a base that was built in a run on an object store: its URL and content hash, not the cached copy.
+    """
     base = read_base(folder)
     local = _weights_folder(folder, base)
+    published = storage.origin(folder)
+    if published is not None and local is not None and folder in local.parents:
+        return f"{storage.join(published[0], local.relative_to(folder).as_posix())}#sha256={published[1]}"
     return base["name"] if local is None else str(local)
 
 

@@ -9,6 +9,7 @@ from data import serving as store
 from data.retraining import shown_accuracy
 from data.serving import Served
 from data.storage import ArtifactRef
+from tasks.api import patiently
 from tasks.steps import artifact_key
 
 PROMOTED, REFUSED, NOTHING_NEW = "ratchet.promotion.accepted", "ratchet.promotion.refused", "ratchet.retraining.empty"
@@ -48,15 +49,15 @@ def announce(
 {lineage(ingested, new, base, candidate, decision, before, now)}
 """
     key = artifact_key(identifier)
-    create_markdown_artifact(text, key=f"{key}-decision", description=f"{verdict}: {decision['reason']}")
-    create_table_artifact(version_rows(serving), key=f"{key}-versions", description=f"Versions in {serving}")
+    patiently(create_markdown_artifact, text, key=f"{key}-decision", description=f"{verdict}: {decision['reason']}")
+    patiently(create_table_artifact, version_rows(serving), key=f"{key}-versions", description=f"Versions in {serving}")
     _emit(PROMOTED if promoted else REFUSED, identifier, serving, decision)
 
 
 def announce_nothing_new(identifier: str, message: str, version: int | None) -> None:
     """The decision's artifact says that there was nothing to decide."""
     key = artifact_key(identifier)
-    create_markdown_artifact(f"# Nothing new\n\n{message}.\n", key=f"{key}-decision", description=message)
+    patiently(create_markdown_artifact, f"# Nothing new\n\n{message}.\n", key=f"{key}-decision", description=message)
     _emit(NOTHING_NEW, identifier, identifier, {"reason": message, "version": version})
 
 

@@ -8,6 +8,7 @@ from prefect.client.schemas.objects import State
 from data import storage
 from data.report.request import CellFiles, IngestedTask, ReportRequest
 from data.storage import ArtifactRef
+from tasks.api import patiently
 from tasks.steps import Inputs, RunContext, artifact_key, run_step, step_task
 
 
@@ -53,8 +54,11 @@ def report_artifacts(run: RunContext, made: ArtifactRef) -> None:
     """Shows the report in Prefect: accuracies as a table, curves and samples as Markdown, under the run's own keys."""
     texts = storage.read_json(str(storage.fetch(made) / "artifacts.json"))
     verdict = made.info["verdict"]
-    create_table_artifact(texts["accuracy"], key=artifact_key(f"{run.name} accuracy"), description=verdict)
-    create_markdown_artifact(texts["report"], key=artifact_key(f"{run.name} report"), description=verdict)
-    create_markdown_artifact(
-        texts["samples"], key=artifact_key(f"{run.name} samples"), description="Rollouts, the revealed prefix marked"
+    patiently(create_table_artifact, texts["accuracy"], key=artifact_key(f"{run.name} accuracy"), description=verdict)
+    patiently(create_markdown_artifact, texts["report"], key=artifact_key(f"{run.name} report"), description=verdict)
+    patiently(
+        create_markdown_artifact,
+        texts["samples"],
+        key=artifact_key(f"{run.name} samples"),
+        description="Rollouts, the revealed prefix marked",
     )

@@ -25,6 +25,7 @@ from data.settings import Settings
 from data.storage import ArtifactRef
 from models.rollout import vllm_python
 from tasks import compute, display
+from tasks.api import if_reached
 from tasks.compute import MayPass
 
 PROGRESS_SECONDS = 3.0
@@ -103,9 +104,10 @@ class TaskReport:
         self._last = time.monotonic()
         percent, description = round(100 * done / max(total, 1e-9), 1), f"{self.subject}: {text}"
         if self._artifact is None:
-            self._artifact = create_progress_artifact(percent, key=artifact_key(self.subject), description=description)
+            key = artifact_key(self.subject)
+            self._artifact = if_reached(create_progress_artifact, percent, key=key, description=description)
         else:
-            update_progress_artifact(self._artifact, percent, description=description)
+            if_reached(update_progress_artifact, self._artifact, percent, description=description)
 
 
 def artifact_key(text: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from data import storage
 from data.artifacts import file_hash, read_rows, read_table
 from data.report.composition import Importance, read_importance
 from data.report.request import CellFiles, IngestedTask, ReportRequest
@@ -151,15 +152,24 @@ def _paths(request: ReportRequest) -> Iterable[Path]:
     yield from filter(None, [request.importance])
 
 
+def _place(path: Path) -> Path:
+    """Where a file lies in its run: of a cached copy of an object store's folder, the place there."""
+    for folder in path.absolute().parents:
+        published = storage.origin(folder)
+        if published is not None:
+            return Path(published[0]) / path.absolute().relative_to(folder)
+    return path.absolute()
+
+
 def list_files(request: ReportRequest) -> list[FileEntry]:
     """The files that the report was made from: rows, bytes, SHA-256."""
     paths = list(dict.fromkeys(path for path in _paths(request) if path.is_file()))
     if not paths:
         return []
-    root = request.root or Path(commonpath([path.parent.absolute() for path in paths]))
+    places = {path: _place(path) for path in paths}
+    root = request.root or Path(commonpath([place.parent for place in places.values()]))
     entries = []
-    for path in paths:
-        absolute = path.absolute()
+    for path, absolute in places.items():
         name = absolute.relative_to(root.absolute()) if absolute.is_relative_to(root.absolute()) else Path(path.name)
         rows = pq.read_metadata(path).num_rows if path.suffix == ".parquet" else None
         entries.append(FileEntry(name.as_posix(), rows, path.stat().st_size, file_hash(path)))

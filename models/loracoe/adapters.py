@@ -184,6 +184,8 @@ def check_same_base(adapters: list[Adapter], base_name: str, base_revision: str 
 
 
 def _identity(name: str, revision: str | None) -> tuple[str, str]:
+    if "#sha256=" in name:  # a base on an object store goes by its content, wherever it lies
+        return name.partition("#")[2], revision or "main"
     return (str(Path(name).resolve()) if Path(name).is_dir() else name), revision or "main"
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.mini import environment
+from flows.config import parse_overrides
+from tests.end_to_end.mini import ARGUMENTS, NAME, OVERRIDES, environment
 
 ROOT = Path(__file__).resolve().parents[2]
 CLONED = ("flows", "tasks", "models", "data", "prefect.yaml", "pyproject.toml", "README.md")
@@ -49,14 +50,27 @@ class Server:
             "PREFECT_WORKER_QUERY_SECONDS": "2",
             "PYTHONPATH": str(folder),
             "DO_NOT_TRACK": "1",
+            "RATCHET_CACHE": str(home / "cache"),
+            **self.object_store(),
         }
         self.processes: dict[str, subprocess.Popen] = {}
+
+    def object_store(self) -> dict[str, str]:
+        """How an S3 API on loopback is reached; the tests that are marked s3 start it."""
+        self.s3_port = free_port()
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self.s3_port}",
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "planted-secret-4711",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
 
     bin = str(Path(sys.executable).parent)
 
     def typed(self, command: str, cwd: Path | None = None, timeout: float = 200) -> str:
         """Runs a command of README as it is typed in the clone (or elsewhere) and returns what it printed."""
-        command = command.replace(":4200/", f":{self.port}/").replace(".venv/bin/", f"{self.bin}/")
+        command = command.replace(":4200/", f":{self.port}/")
+        command = re.sub(r"(?<![\w/])\.venv/bin/", f"{self.bin}/", command)
         if command.startswith("export "):
             name, _, value = command.removeprefix("export ").partition("=")
             self.environment[name] = value
@@ -76,13 +90,13 @@ class Server:
         assert done.returncode == 0, f"{command}\n{done.stdout}"
         return done.stdout
 
-    def start(self, command: str, cwd: Path | None = None) -> subprocess.Popen:
-        """Starts a command in the background; `logs` holds what it prints."""
+    def start(self, command: str, cwd: Path | None = None, **variables: str) -> subprocess.Popen:
+        """Starts a command in the background, with further environment `variables`; `logs` holds what it prints."""
         name = f"{len(self.processes)}-{command.split('/')[-1][:30].replace(' ', '-')}"
         log = open(self.home / f"{name}.log", "w")
         self.processes[name] = subprocess.Popen(
             shlex.split(command),
-            env=self.environment,
+            env=self.environment | variables,
             cwd=cwd or self.folder,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -105,8 +119,12 @@ class Server:
 
     def run(self, deployment: str, parameters: dict, cwd: Path | None = None, timeout: float = 400) -> str:
         """`prefect deployment run` with `parameters`, watched to its end; fails unless it completes."""
+        return self.typed(self.deployment_run(deployment, parameters), cwd=cwd, timeout=timeout)
+
+    def deployment_run(self, deployment: str, parameters: dict) -> str:
+        """The command of `run`."""
         given = " ".join(f"--param {shlex.quote(f'{name}={json.dumps(value)}')}" for name, value in parameters.items())
-        return self.prefect(f"deployment run {deployment} --watch --watch-interval 1 {given}", cwd=cwd, timeout=timeout)
+        return f"{self.bin}/prefect deployment run {deployment} --watch --watch-interval 1 {given}"
 
     def post(self, path: str, body: dict):
         """The answer of the server's API."""
@@ -164,3 +182,21 @@ def server(clone, tmp_path_factory):
     finally:
         server.close()
         time.sleep(0.2)
+
+
+@pytest.fixture(scope="session")
+def deployed(server, tmp_path_factory):
+    """The run of README's last command, made small, typed in another folder: its root and what was printed."""
+    root = tmp_path_factory.mktemp("root")
+    overrides = json.dumps(parse_overrides(ARGUMENTS))
+    small = f" --param root={root} --param {shlex.quote(f'overrides={overrides}')}"
+    printed = server.typed(readme_commands("A Prefect server")[-1] + small, cwd=root, timeout=500)
+    return root, printed
+
+
+@pytest.fixture(scope="session")
+def one_process(server, tmp_path_factory):
+    """Two experts, trained in one process on a local disk: what every disturbed run is compared with."""
+    root = tmp_path_factory.mktemp("one-process")
+    server.run("reasoning-pipeline/tiny", {"name": NAME, "root": str(root), "overrides": OVERRIDES})
+    return root / NAME

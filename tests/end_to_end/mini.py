@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from flows.config import parse_overrides
+
 ARGUMENTS = """
 --model.hidden_size 32 --model.layers 2 --model.intermediate_size 64 --model.pretrain_steps 120
 --model.pretrain_batch 16
@@ -18,6 +20,11 @@ ARGUMENTS = """
 --rl.validate_every 2 --evaluation.max_new_tokens 32 --composition.importance_examples 8 --composition.gate_steps 2
 --composition.batch_size 4 --compute.threads 1
 """.split()
+
+OVERRIDES = parse_overrides(ARGUMENTS) | {"arms": {"plain_rl": None}}
+OVERRIDES["experts"] = OVERRIDES["experts"] | {"programs": None}
+NAME = "two-experts"
+"""A still smaller run for what is run many times: two experts, one arm."""
 
 
 def environment(home: Path) -> dict[str, str]:

@@ -1,36 +1,22 @@
 """README's commands for a Prefect server, as typed from a fresh clone; what a deployment run leaves in the UI."""
 
 import json
-import shlex
 
 import pytest
 
-from flows.config import parse_overrides
 from tests.end_to_end.conftest import readme_commands
-from tests.end_to_end.mini import ARGUMENTS
 
 pytestmark = pytest.mark.prefect
 
 
-@pytest.fixture(scope="module")
-def finished(server, tmp_path_factory):
-    """The run of README's last command, made small, typed in another folder."""
-    root = tmp_path_factory.mktemp("root")
-    overrides = json.dumps(parse_overrides(ARGUMENTS))
-    small = f" --param root={root} --param {shlex.quote(f'overrides={overrides}')}"
-    command = readme_commands("A Prefect server")[-1]
-    assert command == ".venv/bin/prefect deployment run 'reasoning-pipeline/tiny' --watch"
-    printed = server.typed(command + small, cwd=root, timeout=500)
-    return root, printed
-
-
-def test_readmes_deployment_run_ends_completed_from_another_folder(finished):
-    root, printed = finished
+def test_readmes_deployment_run_ends_completed_from_another_folder(deployed):
+    root, printed = deployed
+    assert readme_commands("A Prefect server")[-1].endswith("deployment run 'reasoning-pipeline/tiny' --watch")
     assert "Completed" in printed
     assert (root / "tiny-deployed" / "report" / "report.html").is_file()
 
 
-def test_the_run_tells_its_story_in_artifacts(finished, server):
+def test_the_run_tells_its_story_in_artifacts(deployed, server):
     artifacts = server.artifacts()
     assert artifacts["tiny-deployed-accuracy"]["type"] == "table"
     assert "data:image/png;base64," in artifacts["tiny-deployed-report"]["data"]
@@ -41,8 +27,8 @@ def test_the_run_tells_its_story_in_artifacts(finished, server):
     assert {"ingest-state", "rounds-state-r3-0-to-1", "evaluate-composed-programs", "report"} <= names
 
 
-def test_evaluation_and_composition_go_on_from_the_run(finished, server):
-    root, _ = finished
+def test_evaluation_and_composition_go_on_from_the_run(deployed, server):
+    root, _ = deployed
     common = {"root": str(root), "name": "tiny-deployed"}
     server.run("evaluation/run", common | {"models": ["r3"], "tasks": ["state"], "split": "validation"})
     settings = {"importance_examples": 4, "gate_steps": 1, "batch_size": 4, "arm": "plain_rl"}

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from data import storage
 from data.artifacts import read_rows, write_table
 from data.errors import UserError
 from data.progress import Silent
@@ -144,3 +145,13 @@ def test_pickled_weights_are_not_read(tmp_path):
 def test_a_folder_without_base_json_is_a_user_error(tmp_path):
     with pytest.raises(UserError, match=r"no base\.json"):
         load_base(tmp_path)
+
+
+def test_a_base_on_an_object_store_is_named_by_url_and_content_hash(tmp_path, monkeypatch):
+    monkeypatch.setenv("RATCHET_CACHE", str(tmp_path / "cache"))
+    folder = save_base(tmp_path / "base", tiny_llama())
+    ref = storage.publish(folder, f"memory://{tmp_path.name}/run/base", "key")
+    for _ in range(2):  # downloaded, then found in the cache
+        fetched = storage.fetch(ref)
+        assert base_name(fetched) == f"memory://{tmp_path.name}/run/base/model#sha256={ref.sha256}"
+    assert str(tmp_path) not in base_name(fetched).replace(tmp_path.name, "")
