@@ -30,6 +30,25 @@ def add_commands(command: Callable[[str, str], argparse.ArgumentParser]) -> None
     sub = command("rollback", "Serve an earlier version again.")
     sub.add_argument("--serving", default="serving", help="folder of the serving model (default: serving)")
     sub.add_argument("--to", type=int, help="version (default: the one before the current one)")
+    sub = command("compare-runs", "What two runs were told differently, and what came out differently.")
+    sub.add_argument("first", help="name of a run")
+    sub.add_argument("second", help="name of another")
+    sub.add_argument("--root", default="runs", help="folder of the runs (default: runs)")
+    sub = command("doctor", "Check versions, threads, GPU, vLLM, server, disk and write access; say what to do.")
+    sub.add_argument("--root", default="runs", help="folder of the runs (default: runs)")
+    sub = command("export", "Write the promoted model, or a run's, as a folder that others load, with its model card.")
+    sub.add_argument("out", type=Path, help="new folder")
+    sub.add_argument("--serving", default="serving", help="folder of the serving model (default: serving)")
+    sub.add_argument("--version", type=int, help="of the serving model (default: the current one)")
+    sub.add_argument("--run", help="export from this run instead of the serving model")
+    sub.add_argument("--root", default="runs", help="folder of the runs (default: runs)")
+    sub.add_argument("--task", help="of the run (default: the first)")
+    sub.add_argument("--model", help="of the run: warmup, an arm, composed (default: composed, else the last arm)")
+    sub.add_argument("--merge", action="store_true", help="full weights with the adapter merged in")
+    sub.add_argument("--base-name", metavar="NAME", help="what the adapter is to name as its base, e.g. a hub name")
+    sub.add_argument("--push", metavar="ORG/NAME", help="upload to a model hub as well (default: no)")
+    sub = command("completion", "Print the shell's completion script: source <(ratchet completion bash).")
+    sub.add_argument("shell", choices=["bash", "zsh", "fish"])
     sub = command("setup", "Make work pools and automations on the Prefect server at PREFECT_API_URL.")
     sub.add_argument("--webhook", metavar="URL", help="told of failed runs and refused promotions (JSON, POST)")
 
@@ -101,4 +120,49 @@ def _setup(options: argparse.Namespace) -> int:
     return 0
 
 
-HANDLERS: dict[str, Handler] = {"setup": _setup, "serving": _serving, "rollback": _rollback}
+def _compare_runs(options: argparse.Namespace) -> int:
+    from flows.compare_runs import compare_runs
+
+    print(compare_runs(options.root, options.first, options.second))
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from flows.doctor import report
+
+    text, well = report(options.root)
+    print(text)
+    return 0 if well else 1
+
+
+def _export(options: argparse.Namespace) -> int:
+    from flows import export
+
+    how = {"out": options.out, "merge": options.merge, "base_name": options.base_name}
+    if options.run is None:
+        made = export.export_served(options.serving, options.version, **how)
+    else:
+        made = export.export_run(options.root, options.run, options.task, options.model, **how)
+    print(f"{made['kind']} in {options.out}, base {made['base']}")
+    if options.push is not None:
+        print(export.push(options.out, options.push))
+    return 0
+
+
+def _completion(options: argparse.Namespace) -> int:
+    from flows.cli import parser
+    from flows.completion import script
+
+    print(script(parser(), options.shell))
+    return 0
+
+
+HANDLERS: dict[str, Handler] = {
+    "setup": _setup,
+    "serving": _serving,
+    "rollback": _rollback,
+    "compare-runs": _compare_runs,
+    "doctor": _doctor,
+    "export": _export,
+    "completion": _completion,
+}

@@ -238,3 +238,18 @@ class AnswerRequest(Settings):
     question: str
     prefix: str = ""
     compute: Device = Device()
+
+
+class ExportRequest(Settings):
+    """models.export:export → an adapter or a whole model as others load it, with README.md."""
+
+    policy: PolicyFiles
+    merge: bool = False
+    """Full weights with the adapter merged in, instead of the adapter."""
+    base_name: str | None = None
+    """What the adapter is to name as its base; None: where the base is."""
+    title: str
+    prompt: Prompt
+    facts: dict[str, str]
+    """What the model card says: data, figures, hashes."""
+    compute: Device = Device()
