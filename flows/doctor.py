@@ -102,18 +102,16 @@ def _threads() -> Iterator[Finding]:
 def _gpu() -> Iterator[Finding]:
     if importlib.util.find_spec("torch") is None:
         return
-    import torch
+    from models.device import gpus
 
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            free, total = torch.cuda.mem_get_info(index)
-            name = torch.cuda.get_device_name(index)
-            text = f"{name}, {free / 1e9:.0f} of {total / 1e9:.0f} GB free"
-            busy = free < total / 2
-            yield Finding(
-                "note" if busy else "ok", f"gpu {index}", text, "nvidia-smi names who uses it" if busy else ""
-            )
-    elif shutil.which("nvidia-smi"):
+    found = gpus()
+    for index, (name, free, total) in enumerate(found):
+        busy = free < total / 2
+        text = f"{name}, {free / 1e9:.0f} of {total / 1e9:.0f} GB free"
+        yield Finding("note" if busy else "ok", f"gpu {index}", text, "nvidia-smi names who uses it" if busy else "")
+    if found:
+        return
+    if shutil.which("nvidia-smi"):
         yield Finding("wrong", "gpu", "there is one, but this torch cannot use it", "install a torch built for CUDA")
     else:
         yield Finding("ok", "gpu", "none: everything runs on the CPU")

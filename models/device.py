@@ -26,3 +26,13 @@ def select_device(compute: Device) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("compute.device is cuda, but torch finds no CUDA device; use auto or cpu")
     return device
+
+
+def gpus() -> list[tuple[str, int, int]]:
+    """(name, free bytes, bytes) of every GPU that this torch can use."""
+    if not torch.cuda.is_available():
+        return []
+    return [
+        (torch.cuda.get_device_name(index), *torch.cuda.mem_get_info(index))
+        for index in range(torch.cuda.device_count())
+    ]
