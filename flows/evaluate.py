@@ -48,7 +48,7 @@ def add_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--stop", action="append", default=[], metavar="TEXT", help="stop string; may be repeated")
     sub.add_argument("--confidence", type=float, help="of the intervals (default: 0.95)")
     sub.add_argument("--answer-kind", choices=get_args(AnswerKind), help="grade as this kind (program: by running it)")
-    sub.add_argument("--engine", choices=["transformers", "vllm_server"], default="transformers")
+    sub.add_argument("--engine", choices=["transformers", "vllm_server", "vllm"], default="transformers")
     sub.add_argument("--url", action="append", default=[], help="of a vLLM server; may be repeated")
     sub.add_argument("--batch-size", type=int, help="rows decoded together (transformers)")
     sub.add_argument("--dtype", choices=get_args(Dtype), help="of the weights (default: float32)")
@@ -65,9 +65,10 @@ def evaluate(options: argparse.Namespace) -> int:
     Raises UserError for what the user can mend, before a model is loaded where it can be seen before.
     """
     request = evaluation_request(options)
+    from flows.preflight import computing_python
     from tasks.compute import Compute, MayPass, StepFailed
 
-    compute = Compute(options.threads)
+    compute = Compute(options.threads, computing_python(request.engine))
     lines = _Lines()
     try:
         score = compute.call("models.benchmarking:evaluate_benchmarks", request, None, lines, NO_TIMEOUT)

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +126,17 @@ def _made_from(
         "questions_per_part": request.questions_per_part,
         "seed": request.seed,
         "benchmarks": benchmarks,
-        "versions": {name: version(name) for name in LIBRARIES},
+        "versions": {name: _version(name) for name in LIBRARIES},
     }
     return json.loads(json.dumps(made_from))
+
+
+def _version(name: str) -> str | None:
+    """None where it is not installed: a Python made for vLLM runs this package from its folder."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def _check_same(folder: Path, held: dict[str, Any], wanted: dict[str, Any]) -> None:
