@@ -47,6 +47,6 @@ def study_cell(
             "url": run.url(place, task, arm, str(seed), "work"),
         }
     )
-    request = request.model_copy(update={"key": step_key("models.study:run_cell", 1, request, inputs)})
+    request = request.model_copy(update={"key": step_key("models.study:run_cell", 1, request, inputs, run.python)})
     url = run.url(place, task, arm, str(seed), "answers")
     return run_step(f"cell {task}/{arm}/{seed}", "models.study:run_cell", request, url, inputs, run)

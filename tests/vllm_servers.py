@@ -13,7 +13,8 @@ import pytest
 from models.rollout.vllm_python import ROOT
 
 PYTHON = ROOT / ".venv-vllm-cpu" / "bin" / "python"
-START_SECONDS = 300.0
+LORA = ("--parameters.rank", "8")
+FULL = ("--parameters.kind", "full")
 
 
 def needs_vllm() -> None:
@@ -25,12 +26,12 @@ def needs_vllm() -> None:
 class RealServer:
     """`ratchet serve` for a model folder; `wait` until it answers."""
 
-    def __init__(self, model: Path, log: Path, rank: int = 8, port: int = 0, flags: str = ""):
+    def __init__(self, model: Path, log: Path, port: int = 0, parameters: tuple[str, ...] = LORA):
         self.log = log
-        settings = ["--model.kind", "pretrained", "--model.name", str(model), "--parameters.rank", str(rank)]
+        settings = ["--model.kind", "pretrained", "--model.name", str(model), *parameters]
         settings += ["--composition.enabled", "false", "--compute.threads", "1"]
         command = [sys.executable, "-m", "flows", "serve", "--port", str(port), "--python", str(PYTHON), *settings]
-        command += ["--vllm", f"--max-num-seqs 64 {flags}"]
+        command += ["--vllm", "--max-num-seqs 64"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "VLLM_CPU_KVCACHE_SPACE": "1"}
         with open(log, "w") as file:
             self.process = subprocess.Popen(

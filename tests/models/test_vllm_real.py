@@ -25,11 +25,11 @@ from models.rollout.engine import RolloutInput
 from models.rollout.engines import make_engine
 from models.rollout.transformers_engine import TransformersEngine
 from models.scoring import TokenRow
-from models.settings import EvaluationSettings, LoraTraining, RLSettings, VLLMServerEngine
+from models.settings import EvaluationSettings, FullTraining, LoraTraining, RLSettings, VLLMServerEngine
 from models.tokenization import decode
 from tests.rl import CPU, LORA, write_questions, write_start_states
 from tests.tiny import save_base, tiny_llama
-from tests.vllm_servers import RealServer, needs_vllm, wait_gone
+from tests.vllm_servers import FULL, RealServer, needs_vllm, wait_gone
 
 pytestmark = pytest.mark.vllm
 BOUND = 1e-3
@@ -59,13 +59,21 @@ def files(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def servers(files):
-    made = [RealServer(files["base"] / "model", files["folder"] / f"server{number}.log") for number in range(2)]
+def three_servers(files):
+    model = files["base"] / "model"
+    made = [RealServer(model, files["folder"] / f"server{number}.log") for number in range(2)]
+    made.append(RealServer(model, files["folder"] / "full.log", parameters=FULL))
     try:
         yield [server.wait() for server in made]
     finally:
         for server in made:
             server.stop()
+
+
+@pytest.fixture(scope="module")
+def servers(three_servers):
+    """Two servers that take adapters."""
+    return three_servers[:2]
 
 
 def policy_of(files, weights):
@@ -181,6 +189,26 @@ def test_two_adapters_in_succession_and_back_to_the_base(files, servers):
     outputs = engine.generate(inputs(), 1.0)
     assert differences(engine.policy, inputs(), outputs, 1.0).mean() < BOUND
     assert served(servers[0]) == []
+
+
+def test_full_weights_in_succession_and_back_to_the_base(files, three_servers, tmp_path):
+    """The server that takes full weights; with it one policy's weights replace the other's."""
+    server = three_servers[2]
+    for seed in (1, 2):
+        policy = Policy.load(PolicyFiles(base=files["base"]), FullTraining(), CPU, trainable=True)
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for _, parameter in policy.trainable_parameters():
+                parameter += 0.1 * torch.randn_like(parameter)
+        policy.save(tmp_path / f"full{seed}")
+    engine = engine_for(files, [server], None)
+    for weights in (None, tmp_path / "full1", tmp_path / "full2", None):
+        engine.load_adapter(weights)
+        outputs = engine.generate(inputs(), 1.0)
+        assert differences(engine.policy, inputs(), outputs, 1.0).mean() < BOUND
+    with pytest.raises(UserError, match=r"takes no full weights.*VLLM_SERVER_DEV_MODE=1"):
+        engine_for(files, three_servers[:1], tmp_path / "full1").generate(inputs(2), 1.0)
+    assert server.stop() == 0
 
 
 @pytest.mark.parametrize("how", ["uniform", "pattern"])
