@@ -9,11 +9,17 @@ eight samples of each question, as in a round. The server is started with `ratch
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
 import psutil
 import torch
@@ -82,7 +88,7 @@ def _start(options: argparse.Namespace) -> subprocess.Popen:
         "--vllm",
         f"--max-num-seqs {options.rows}",
     ]
-    server = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    server = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=ROOT)
     server.url = server.stdout.readline().strip()
     return server
 

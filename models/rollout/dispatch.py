@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 BACK_OFF_SECONDS = 0.25
-LONGEST_BACK_OFF_SECONDS = 15.0
+LONGEST_BACK_OFF_SECONDS = 5.0
 
 Output = TypeVar("Output")
 

@@ -292,10 +292,10 @@ def killing(server, after):
 
 
 def test_a_server_killed_in_the_middle_of_a_batch_is_replaced_by_the_other(files, servers):
-    requests = inputs(160, 60)
+    requests = inputs(96, 40)
     family = servers[1].family()
     engine = engine_for(files, servers, concurrency=8)
-    outputs = engine.generate(requests, 1.0, progress=killing(servers[1], 30))
+    outputs = engine.generate(requests, 1.0, progress=killing(servers[1], 20))
     assert servers[1].process.wait(timeout=30) == 1
     assert wait_gone(family) == []
     assert differences(engine.policy, requests, outputs, 1.0).mean() < BOUND
@@ -305,10 +305,10 @@ def test_a_server_killed_in_the_middle_of_a_batch_is_replaced_by_the_other(files
 
 
 def test_the_only_server_killed_in_the_middle_is_an_error_and_a_new_one_is_waited_for(files, servers):
-    requests = inputs(160, 60)
+    requests = inputs(96, 40)
     engine = engine_for(files, servers[:1], concurrency=8, patience_seconds=1.0)
     with pytest.raises(ConnectionError, match=r"no vLLM server has answered for .* cannot be reached"):
-        engine.generate(requests, 1.0, progress=killing(servers[0], 30))
+        engine.generate(requests, 1.0, progress=killing(servers[0], 20))
     assert servers[0].process.wait(timeout=30) == 1
     anew = RealServer(files["base"] / "model", files["folder"] / "anew.log", port=servers[0].port)
     try:
