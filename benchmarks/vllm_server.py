@@ -18,8 +18,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import psutil
 import torch
@@ -33,6 +32,7 @@ from models.rollout.engines import make_engine
 from models.settings import LoraTraining, TransformersEngine, VLLMServerEngine
 from models.tokenization import prompt_ids
 
+ROOT = Path(__file__).resolve().parents[1]
 QUESTION = "A shop has {a} boxes with {b} pens each and sells {c} pens. How many pens are left?"
 
 

@@ -2,9 +2,11 @@
 
 import errno
 import os
+import socket
 import sys
 import tempfile
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from data import storage
 from data.errors import UserError
@@ -19,11 +21,14 @@ from models.settings import Engine, Model
 TRIAL_BYTES = 1 << 20
 """Files up to this size are ingested on trial (our choice: about half a second)."""
 TRIAL_WRITE = 1 << 16
+CONNECT_SECONDS = 3.0
 
 
 def check(settings: RunSettings) -> None:
-    """Raises UserError, one line each, for what `problems` finds."""
+    """Raises UserError, one line each, for what `problems` finds, and where no server listens that could by now."""
     found = problems(settings)
+    if settings.engine.kind == "vllm_server" and settings.model.kind == "pretrained":
+        found += _server_problems(settings.engine.urls)
     if found:
         raise UserError("\n".join(found))
 
@@ -51,6 +56,19 @@ def computing_python(engine: Engine) -> str | None:
         return None
     found = vllm_python.find(engine.python, "engine.python").path
     return None if found == sys.executable else found
+
+
+def _server_problems(urls: tuple[str, ...]) -> list[str]:
+    """Says so where none of the servers listens: better now than after the warm-up."""
+    for url in urls:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            with socket.create_connection((parts.hostname, port), CONNECT_SECONDS):
+                return []
+        except OSError:
+            continue
+    return [f"engine.urls: no vLLM server listens at {', '.join(urls)}; start one with `ratchet serve`"]
 
 
 def _engine(settings: RunSettings) -> None:

@@ -297,6 +297,11 @@ class VLLMServerEngine(Settings):
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 raise ValueError(f"{without_secret(url)!r} is no address; give one such as http://127.0.0.1:8000")
+            if "@" in parts.netloc:
+                raise ValueError(
+                    f"{without_secret(url)!r} is given with a user name or password, which settings must not hold; "
+                    "leave them out and put the server's key into the environment variable VLLM_API_KEY"
+                )
             if parts.path.rstrip("/") == "/v1":
                 raise ValueError(f"{without_secret(url)!r}: leave /v1 out, calls are put below the server's root")
         if len(set(urls)) < len(urls):

@@ -195,11 +195,28 @@ def test_preflight_of_the_engines(tmp_path, monkeypatch):
     assert any("up to rank 512" in problem for problem in preflight.problems(wide))
 
 
-@pytest.mark.parametrize("urls", ["[]", '["8000"]', '["http://127.0.0.1:8000/v1"]', '["http://a", "http://a"]'])
+WRONG = ["[]", '["8000"]', '["http://127.0.0.1:8000/v1"]', '["http://a", "http://a"]', '["http://me:hush@a:1"]']
+
+
+@pytest.mark.parametrize("urls", WRONG)
 def test_addresses_that_are_none(urls):
     overrides = config.parse_overrides(["--engine.kind", "vllm_server", "--engine.urls", urls])
-    with pytest.raises(UserError, match=r"engine\.urls"):
+    with pytest.raises(UserError, match=r"engine\.urls") as caught:
         config.load("tiny", overrides=overrides)
+    assert "hush" not in str(caught.value)
+
+
+def test_a_run_is_refused_at_once_where_no_server_of_a_pretrained_model_listens(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        engine = {"kind": "vllm_server", "urls": ["http://127.0.0.1:9", url]}
+        settings = settings_for(tmp_path, engine=engine, root=str(tmp_path))
+        with pytest.raises(UserError, match=r"engine\.urls: no vLLM server listens.*ratchet serve"):
+            preflight.check(settings)
+        listening.listen()
+        preflight.check(settings)
 
 
 @pytest.mark.parametrize("preset", [name for name in config.preset_names() if "vllm" in config.load(name).engine.kind])
