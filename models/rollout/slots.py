@@ -83,6 +83,11 @@ class SlotCache(Cache):
         for stored in (*self.keys, *self.values):
             stored[targets_R, :, :window] = stored[sources_R, :, :window]
 
+    def clear(self, slots_R: torch.Tensor) -> None:
+        """Zeros in these slots: what is not finite would harm the row that comes after, though it is hidden from it."""
+        for stored in (*self.keys, *self.values):
+            stored[slots_R] = 0
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Columns looked at before this step; rows have positions of their own, which the engine passes."""
         return self._window - 1

@@ -2,13 +2,12 @@
 
 Each distinct prompt is computed once; a prompt that begins another one (the nested start states of a demonstration)
 is read off the longer one's pass. Finished rows are overwritten by live ones, so the batch is always dense, and
-waiting rows enter when enough slots are free. All work in the token loop is on whole tensors.
+waiting rows enter when enough slots are free. All work in the token loop is on whole tensors. How one token is decoded
+is `models.rollout.steps`.
 """
 
-import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
@@ -16,9 +15,11 @@ import transformers
 from data.errors import UserError
 from models.policy import Policy
 from models.requests import PolicyFiles
+from models.rollout.direct import DirectStep, decodes_directly
 from models.rollout.engine import EngineDescription, Progress, RolloutInput, RolloutOutput, StopReason
 from models.rollout.sampling import sample, uniforms
-from models.rollout.slots import PrefillCache, SlotCache
+from models.rollout.slots import PrefillCache
+from models.rollout.steps import ModelStep, Step
 from models.scoring import logits_at, micro_batches
 from models.tokenization import check_context, decode
 
@@ -96,26 +97,21 @@ class _Decoder:
         self.slots = min(batch_size, len(requests))
         self.live = 0
         new = max(request.max_new_tokens for request in requests)
-        columns = max(len(request.prompt_ids) + request.max_new_tokens for request in requests)
-        self.cache = SlotCache(self.slots, columns)
-        self.cache_name = _cache_argument(self.network)
+        make_step = DirectStep if decodes_directly(self.network) else ModelStep
+        self.step: Step = make_step(self.network, self.slots, max(len(row.prompt_ids) for row in requests), new)
 
         def table(*shape: int, dtype: torch.dtype = torch.long) -> torch.Tensor:
             return torch.zeros(self.slots, *shape, dtype=dtype, device=self.device)
 
-        self.row_numbers = torch.arange(self.slots, device=self.device)
         self.request_R, self.last_R, self.position_R = table(), table(), table()
         self.count_R, self.limit_R, self.reason_R = table(), table(), table()
         self.ids_RN, self.logprobs_RN = table(new), table(new, dtype=torch.float32)
         self.uniform_RN = table(new if temperature else 0, dtype=torch.float64)
-        self.mask_RW = torch.zeros(self.slots, columns, dtype=self.network.dtype, device=self.device)
-        self.hidden = torch.finfo(self.network.dtype).min
         self.ends_V = torch.zeros(self.network.get_output_embeddings().weight.shape[0], dtype=torch.bool)
         self.ends_V[[token for token in policy.eos_ids if token < len(self.ends_V)]] = True
         self.ends_V = self.ends_V.to(self.device)
         self.tables = [self.request_R, self.last_R, self.position_R, self.count_R, self.limit_R, self.reason_R]
-        self.tables += [self.ids_RN, self.logprobs_RN, self.uniform_RN, self.mask_RW]
-        self.window = 0
+        self.tables += [self.ids_RN, self.logprobs_RN, self.uniform_RN]
 
     def run(self, progress: Progress | None) -> list[RolloutOutput]:
         """Decodes until every request has its output."""
@@ -125,7 +121,11 @@ class _Decoder:
             if self.waiting and (self.live == 0 or self.slots - self.live >= refill):
                 self._admit([self.waiting.pop() for _ in range(min(self.slots - self.live, len(self.waiting)))])
             else:
-                self._step()
+                last_R, positions_R = self.last_R[: self.live], self.position_R[: self.live]
+                logits_RV = self.step.logits(last_R, positions_R)
+                positions_R += 1
+                self._record(slice(0, self.live), logits_RV)
+            self._retire()
             if progress is not None and len(self.outputs) != reported:
                 reported = len(self.outputs)
                 progress(reported, len(self.requests))
@@ -135,21 +135,14 @@ class _Decoder:
         """Computes the prompts of these requests, gives each a slot and samples its first token."""
         rows = [self.requests[index] for index in indices]
         first, self.live = self.live, self.live + len(rows)
-        slots_R = self.row_numbers[first : self.live]
-        new = self.ids_RN.shape[1]
-        lengths_R = torch.tensor([len(row.prompt_ids) for row in rows], device=self.device)
-        self.request_R[slots_R] = torch.tensor(indices, device=self.device)
-        self.position_R[slots_R] = lengths_R
-        self.count_R[slots_R] = 0
-        self.limit_R[slots_R] = torch.tensor([row.max_new_tokens for row in rows], device=self.device)
+        slots = slice(first, self.live)
+        self.request_R[slots] = torch.tensor(indices, device=self.device)
+        self.position_R[slots] = torch.tensor([len(row.prompt_ids) for row in rows], device=self.device)
+        self.count_R[slots] = 0
+        self.limit_R[slots] = torch.tensor([row.max_new_tokens for row in rows], device=self.device)
         if self.temperature:
-            self.uniform_RN[slots_R] = uniforms([row.seed for row in rows], new).to(self.device)
-        columns = torch.arange(self.mask_RW.shape[1], device=self.device)
-        self.mask_RW[slots_R] = torch.where(columns < lengths_R[:, None], 0.0, self.hidden).to(self.mask_RW.dtype)
-        logits_RV = self._prefill([tuple(row.prompt_ids) for row in rows], first)
-        self._record(slots_R, logits_RV)
-        self.window = max(self.window, int(lengths_R.max()) + 1)
-        self._retire()
+            self.uniform_RN[slots] = uniforms([row.seed for row in rows], self.ids_RN.shape[1]).to(self.device)
+        self._record(slots, self._prefill([tuple(row.prompt_ids) for row in rows], first))
 
     def _prefill(self, prompts: list[tuple[int, ...]], first: int) -> torch.Tensor:
         """Fills the slots from `first` on with the keys and values of `prompts` (sorted); their last logits [R, V]."""
@@ -174,52 +167,33 @@ class _Decoder:
             cache = PrefillCache()
             flat = torch.tensor([place * width + column for place, column in wanted], device=self.device)
             logits_DV = logits_at(
-                self.network, ids_PT.to(self.device), flat, use_cache=True, **{self.cache_name: cache}
+                self.network, ids_PT.to(self.device), flat, use_cache=True, **{self.step.cache_name: cache}
             )
             order = {key: index for index, key in enumerate(wanted)}
             for row, place in zip(rows, places):
                 logits[row] = logits_DV[order[place, len(prompts[row]) - 1]]
-            slots_R = torch.tensor([first + row for row in rows], device=self.device)
-            self.cache.admit(cache, slots_R, torch.tensor(places, device=self.device))
+            self.step.admit(cache, [first + row for row in rows], places, [len(prompts[row]) for row in rows])
         return torch.stack(logits)
 
-    def _step(self) -> None:
-        """Feeds every live row its last token and samples the next one."""
-        rows_R = self.row_numbers[: self.live]
-        positions_R = self.position_R[: self.live]
-        self.mask_RW[rows_R, positions_R] = 0
-        self.cache.begin(rows_R, positions_R, self.window)
-        logits_RV = self.network(
-            input_ids=self.last_R[: self.live, None],
-            position_ids=positions_R[:, None],
-            attention_mask=self.mask_RW[: self.live, None, None, : self.window],
-            use_cache=True,
-            **{self.cache_name: self.cache},
-        ).logits[:, -1]
-        positions_R += 1
-        self._record(rows_R, logits_RV)
-        self.window += 1
-        self._retire()
-
-    def _record(self, slots_R: torch.Tensor, logits_RV: torch.Tensor) -> None:
+    def _record(self, slots: slice, logits_RV: torch.Tensor) -> None:
         """Samples one token for each of these rows and notes it."""
-        counts_R = self.count_R[slots_R]
-        uniform_R = self.uniform_RN[slots_R, counts_R] if self.temperature else None
+        counts_R1 = self.count_R[slots, None]
+        uniform_R = self.uniform_RN[slots].gather(1, counts_R1)[:, 0] if self.temperature else None
         tokens_R, logprobs_R = sample(logits_RV, self.temperature, uniform_R)
-        self.last_R[slots_R] = tokens_R
-        self.ids_RN[slots_R, counts_R] = tokens_R
-        self.logprobs_RN[slots_R, counts_R] = logprobs_R
-        self.count_R[slots_R] = counts_R + 1
-        ended_R = torch.where(self.count_R[slots_R] >= self.limit_R[slots_R], LENGTH, RUNNING)
+        self.last_R[slots] = tokens_R
+        self.ids_RN[slots].scatter_(1, counts_R1, tokens_R[:, None])
+        self.logprobs_RN[slots].scatter_(1, counts_R1, logprobs_R[:, None])
+        counts_R1 += 1
+        ended_R = torch.where(self.count_R[slots] >= self.limit_R[slots], LENGTH, RUNNING)
         ended_R = torch.where(self.ends_V[tokens_R], EOS, ended_R)
-        self.reason_R[slots_R] = torch.where(logprobs_R.isfinite(), ended_R, ERROR)
+        self.reason_R[slots] = torch.where(logprobs_R.isfinite(), ended_R, ERROR)
         if self.stop_strings:
-            self._look_for_stop_strings(slots_R)
+            self._look_for_stop_strings(range(slots.start, slots.stop))
 
-    def _look_for_stop_strings(self, slots_R: torch.Tensor) -> None:
+    def _look_for_stop_strings(self, slots: Sequence[int]) -> None:
         """Marks rows whose newest tokens complete a stop string. A string of n bytes lies within the last n tokens."""
         tail = max(len(text.encode()) for text in self.stop_strings) + STOP_STRING_TAIL
-        for slot in slots_R.tolist():
+        for slot in slots:
             if self.reason_R[slot] in (RUNNING, LENGTH):
                 count = int(self.count_R[slot])
                 text = decode(self.tokenizer, self.ids_RN[slot, max(0, count - tail) : count].tolist())
@@ -229,19 +203,22 @@ class _Decoder:
     def _retire(self) -> None:
         """Takes ended rows out and moves live ones from the back into their slots."""
         ended_R = self.reason_R[: self.live] != RUNNING
-        if bool(ended_R.any()):
-            gone = ended_R.nonzero()[:, 0]
-            self._hand_over(gone)
-            live = self.live - len(gone)
-            holes_R = gone[gone < live]
-            movers_R = live + (~ended_R[live:]).nonzero()[:, 0]
-            if len(holes_R):
-                for stored in self.tables:
-                    stored[holes_R] = stored[movers_R]
-                self.cache.move(movers_R, holes_R, self.window)
-            self.live = live
-        if self.live:
-            self.window = int(self.position_R[: self.live].max()) + 1
+        if not bool(ended_R.any()):
+            return
+        gone = ended_R.nonzero()[:, 0]
+        self._hand_over(gone)
+        bad = gone[self.reason_R[gone] == ERROR]
+        if len(bad):
+            self.step.clear(bad)
+        live = self.live - len(gone)
+        holes_R = gone[gone < live]
+        movers_R = live + (~ended_R[live:]).nonzero()[:, 0]
+        if len(holes_R):
+            for stored in self.tables:
+                stored[holes_R] = stored[movers_R]
+            self.step.move(movers_R, holes_R)
+        self.live = live
+        self.step.shrink(self.position_R[:live])
 
     def _hand_over(self, slots_R: torch.Tensor) -> None:
         """Makes the outputs of these slots' rows."""
@@ -249,18 +226,3 @@ class _Decoder:
         for index, count, reason, ids, logprobs in zip(*(column[slots_R].tolist() for column in columns)):
             kept = count - 1 if reason == ERROR else count
             self.outputs[index] = RolloutOutput(ids[:kept], logprobs[:kept], REASONS[reason])
-
-
-def _cache_argument(network: Any) -> str:
-    """The name of the cache argument: `cache` since transformers 5.2x, `past_key_values` before.
-
-    Raises UserError for a model that takes no cache or no position ids: its rows cannot be decoded together.
-    """
-    accepted = inspect.signature(network.forward).parameters
-    for name in ("cache", "past_key_values"):
-        if name in accepted and "position_ids" in accepted:
-            return name
-    raise UserError(
-        f"{type(network).__name__} takes no key/value cache with position ids, which the transformers engine needs; "
-        "use a model with rotary or learned positions, or the vllm_server engine"
-    )
