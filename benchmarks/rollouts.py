@@ -1,13 +1,15 @@
 """Sampled tokens per CPU second: our engine and transformers' `generate` in alternation, one thread, the same rows.
 
-    python -m benchmarks.rollouts [--model tiny|flat|smol] [--repeats 5] [--temperature 1.0] [--url http://127.0.0.1:8000]
+    python -m benchmarks.rollouts [--model tiny|flat|smol] [--repeats 5] [--continuous] [--url URL]
 
-`tiny`: a random Llama of 1.1 M parameters, 64 rows over 8 questions and four nested start states of each, as R³ asks for
-them, up to 64 new tokens; `flat`: the same with 8 rows for each of 8 short prompts. `smol`: SmolLM2-135M-Instruct
-(`make smol`) with 64 rows over 8 word problems and their start states; skipped with a reason where it is absent. `--url` adds a running vLLM server. The rows' ends are spread: random models
-end a row at any of several EOS ids, so that the mean row has about 0.43 of the longest one's tokens, as measured in
-docs/results/smol-first.md. Before anything is timed, the greedy ids of both are compared. Memory is measured in a
-process of its own for each. Prints JSON.
+`tiny`: a random Llama of 1.1 M parameters, 64 rows over 8 questions and four nested start states of each, as R³ asks
+for them, up to 64 new tokens; `flat`: the same with 8 rows for each of 8 short prompts. `smol`: SmolLM2-135M-Instruct
+(`make smol`) with 64 rows over 8 word problems and their start states; skipped with a reason where it is absent.
+
+The rows' ends are spread: the random model ends a row at any of several EOS ids, so that the mean row has a bit under
+half the tokens of the longest one, as in docs/results/smol-first.md. Before anything is timed, the greedy ids of both
+are compared. Memory is measured in a process of its own for each. `--continuous` adds transformers' own continuous
+batching; `--url` adds vLLM servers of the same model (which compute elsewhere: compare wall times). Prints JSON.
 """
 
 import argparse
@@ -23,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from pydantic import TypeAdapter
 
 from data.seeds import derive_seed
 from data.settings import ChatPrompt
@@ -30,11 +33,13 @@ from models.fetch import SMOL, smol_problem
 from models.policy import Policy
 from models.requests import Device, PolicyFiles
 from models.rollout.engine import RolloutInput
+from models.rollout.engines import make_engine
 from models.rollout.transformers_engine import TransformersEngine
 from models.scoring import TokenRow
+from models.settings import Engine
 from models.tokenization import encode_demonstration
 
-ROWS, QUESTIONS, NEW = 64, 8, 64
+ROWS, QUESTIONS, NEW, PAGE = 64, 8, 64, 16
 BARS = {"tiny": 3.0, "flat": None, "smol": 1.5}
 """Tokens per CPU second, ours to `generate`'s, that this project asks of itself."""
 
@@ -53,7 +58,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--url", help="a vLLM server that serves the model under its folder's name")
+    parser.add_argument("--url", help="vLLM servers of the same model, with commas between them")
     parser.add_argument("--continuous", action="store_true", help="transformers' own continuous batching as well")
     parser.add_argument("--memory-of", choices=["ours", "generate"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -182,20 +187,33 @@ def generate(work: Work, temperature: float) -> list[list[int]]:
 
 
 def continuous(work: Work, temperature: float) -> list[list[int]]:
-    """Sampled ids of every row, by transformers' own continuous batching."""
-    from transformers import GenerationConfig
+    """Sampled ids of every row, by transformers' own continuous batching (on a CPU its cache must be sized by hand)."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
 
     ends = sorted(work.policy.eos_ids)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
     config = GenerationConfig(
         max_new_tokens=NEW, eos_token_id=ends, pad_token_id=ends[0], **({"do_sample": False} | sampling)
     )
-    with torch.inference_mode():
+    pages = sum(-(-(len(row.prompt_ids) + NEW) // PAGE) for row in work.rows)
+    with torch.no_grad():  # it refuses to run under inference_mode
         outputs = work.policy.network.generate_batch(
-            inputs=[list(row.prompt_ids) for row in work.rows], generation_config=config
+            inputs=[list(row.prompt_ids) for row in work.rows],
+            generation_config=config,
+            continuous_batching_config=ContinuousBatchingConfig(
+                num_blocks=pages, page_size=PAGE, max_batch_tokens=1024
+            ),
+            warmup=False,
         )
     ordered = sorted(outputs.values(), key=lambda output: int(output.request_id.rsplit("_", 1)[-1]))
     return [until_end(output.generated_tokens, work.policy.eos_ids) for output in ordered]
+
+
+def servers(url: str, work: Work) -> Callable[[Work, float], list[list[int]]]:
+    """Sampled ids of every row by the vLLM servers at `url` (several: with commas between them)."""
+    settings = TypeAdapter(Engine).validate_python({"kind": "vllm_server", "urls": url.split(",")})
+    engine = make_engine(settings, work.policy)
+    return lambda work, temperature: [row.completion_ids for row in engine.generate(work.rows, temperature)]
 
 
 def until_end(ids: Sequence[int], ends: frozenset[int]) -> list[int]:
@@ -228,6 +246,8 @@ def measure(name: str, work: Work, arguments: argparse.Namespace) -> dict[str, A
     contestants: dict[str, Callable[[Work, float], list[list[int]]]] = {"ours": ours, "generate": generate}
     if arguments.continuous:
         contestants["continuous_batching"] = continuous
+    if arguments.url:
+        contestants["vllm_server"] = servers(arguments.url, work)
     speeds: dict[str, list[float]] = {key: [] for key in contestants}
     wall: dict[str, list[float]] = {key: [] for key in contestants}
     lengths: list[int] = []
@@ -254,10 +274,9 @@ def measure(name: str, work: Work, arguments: argparse.Namespace) -> dict[str, A
         "limit_tokens_per_cpu_second": round(sum(lengths) / physical_limit(work, lengths), 1),
         "peak_memory_MB": {key: memory_of(name, key, arguments) for key in ("ours", "generate")},
     }
-    if arguments.url:  # the server computes in another process: its wall time is what can be compared
-        result["ratio_to_vllm_wall"] = round(
-            statistics.median(wall["ours"]) / statistics.median(wall["vllm_server"]), 2
-        )
+    if arguments.url:
+        ratio = statistics.median(wall["ours"]) / statistics.median(wall["vllm_server"])
+        result["ratio_to_vllm_by_wall_time"] = round(ratio, 2)
     return result
 
 

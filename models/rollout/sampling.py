@@ -63,7 +63,7 @@ def _inverse(weights_RV: Tensor, uniform_R: Tensor) -> tuple[Tensor, Tensor]:
         chosen_RB = weights_RNB[torch.arange(rows, device=block_R.device), block_R].double()
         before_R = torch.where(block_R > 0, ends_RN.gather(1, (block_R - 1).clamp_(min=0)[:, None])[:, 0], 0.0)
         inside_RB = before_R[:, None] + chosen_RB.cumsum(-1)
-        # The block's end, summed in another order, may lie an ulp below the draw: its last weight above 0 is meant then.
+        # Summed in another order, the block may end an ulp below the draw: then its last weight above 0 is meant.
         last_R = inside_RB.argmax(-1)  # the first of equal sums, so that no weight of 0 is drawn
         found_R = block_R * BLOCK + torch.minimum(_first_beyond(inside_RB, drawn_R), last_R)
     return found_R.clamp_(max=size - 1), total_R
