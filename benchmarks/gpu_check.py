@@ -18,6 +18,7 @@ import importlib.util
 import json
 import math
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -45,7 +46,7 @@ from tests.rl import write_questions, write_start_states
 from tests.tiny import character_tokenizer, save_base
 
 AGREEMENT = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.05}
-"""Largest mean difference between an engine's log-probabilities and the trainer's (nats a token; 16 bits: our choice)."""
+"""Largest mean difference between an engine's and the trainer's log-probabilities (nats; 16 bits: our choice)."""
 MARGIN = {"float32": 1e-4, "bfloat16": 0.5, "float16": 0.1}
 """Largest top-2 margin of the logits at which greedy tokens of two engines may part (16 bits: our choice)."""
 
@@ -77,11 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if bool(options.url) != bool(options.served):
         parser.error("give --url and --served together")
     options.out.mkdir(parents=True, exist_ok=True)
-    scratch = options.out / f"work-{time.strftime('%Y%m%d-%H%M%S')}"
-    scratch.mkdir(parents=True)
     compute = Device(device=options.device, threads=None if torch.cuda.is_available() else 1)
     size = GPU_SIZE if torch.cuda.is_available() and options.device != "cpu" else CPU_SIZE
-    results = {name: outcome(check) for name, check in checks(options, size, compute, scratch).items()}
+    with tempfile.TemporaryDirectory() as scratch:
+        results = {name: outcome(check) for name, check in checks(options, size, compute, Path(scratch)).items()}
     write(options.out, results)
     return sum(not result["ok"] for result in results.values())
 
@@ -110,7 +110,7 @@ def checks(options: argparse.Namespace, size: Size, compute: Device, scratch: Pa
 
 
 def outcome(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a check gave, with `ok`, its seconds, and its error where it failed: the checks after it run all the same."""
+    """What a check gave, with `ok`, its seconds, and its error where it failed: later checks run all the same."""
     began = time.perf_counter()
     try:
         found = {"ok": True} | check()
@@ -127,7 +127,7 @@ def gpu_presets() -> list[str]:
 
 
 def small_base(folder: Path, name: str, size: Size, dtype: str) -> Path:
-    """A random base of the architecture of the model called `name` (Qwen2 or Llama, grouped queries), saved in `dtype`."""
+    """A random base of the architecture of the model called `name` (Qwen2 or Llama, grouped queries) in `dtype`."""
     qwen = "qwen" in name.lower()
     config_class = transformers.Qwen2Config if qwen else transformers.LlamaConfig
     model_class = transformers.Qwen2ForCausalLM if qwen else transformers.LlamaForCausalLM
@@ -228,7 +228,7 @@ def largest_margin(policy: Policy, rows: list[RolloutInput], outputs: list[Rollo
 
 
 def check_preset(settings: RunSettings, size: Size, compute: Device, folder: Path) -> dict[str, Any]:
-    """One round of the preset's R³ arm (its last arm where it has no r3) on a small base, with the transformers engine."""
+    """One round of the preset's R³ arm (the last where it has none) on a small base, by the transformers engine."""
     task = next(iter(settings.experts))
     arm = arm_settings(settings, task, "r3" if "r3" in settings.arms else list(settings.arms)[-1])
     base = small_base(folder / "base", settings.model.name, size, settings.model.dtype)
