@@ -182,7 +182,7 @@ def test_bfloat16_agrees_roughly_with_an_adapter_beside_the_weights(folders, fam
     adapted = Policy.load(PolicyFiles(base=base), LoraTraining(rank=4, target_modules=targets), trainable=True)
     torch.manual_seed(1)
     for _, parameter in adapted.trainable_parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
+        torch.nn.init.normal_(parameter, std=1.0 if family == "gpt2" else 0.1)  # its own weights are small
     asked = rows()
     outputs = TransformersEngine(adapted, 5).generate(asked, 1.0)
     plain = torch.cat(scored(Policy.load(PolicyFiles(base=base)), asked, outputs))
