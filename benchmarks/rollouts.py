@@ -14,7 +14,6 @@ batching; `--url` adds vLLM servers of the same model (which compute elsewhere: 
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -272,7 +271,7 @@ def measure(name: str, work: Work, arguments: argparse.Namespace) -> dict[str, A
         "ratio": round(median["ours"] / median["generate"], 2),
         "bar": BARS[name],
         "limit_tokens_per_cpu_second": round(sum(lengths) / physical_limit(work, lengths), 1),
-        "peak_memory_MB": {key: memory_of(name, key, arguments) for key in ("ours", "generate")},
+        "peak_memory_MB_beside_the_model": {key: memory_of(name, key, arguments) for key in ("ours", "generate")},
     }
     if arguments.url:
         ratio = statistics.median(wall["ours"]) / statistics.median(wall["vllm_server"])
@@ -330,11 +329,26 @@ def bandwidth() -> float:
 
 
 def memory(work: Work, which: str, temperature: float) -> float:
-    """Peak memory in MB of this process after one pass of one of the two; on CUDA the peak of allocated memory."""
-    (ours if which == "ours" else generate)(work, temperature)
+    """Peak memory in MB of one pass of one of the two beyond what the process had before it.
+
+    Resident memory (its peak is set back first, which Linux allows); on CUDA allocated memory.
+    """
+    (ours if which == "ours" else generate)(work._replace(rows=work.rows[:2]), temperature)  # first use loads
     if work.policy.device.type == "cuda":
-        return round(torch.cuda.max_memory_allocated() / 2**20, 1)
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        (ours if which == "ours" else generate)(work, temperature)
+        return round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident("VmRSS")
+    (ours if which == "ours" else generate)(work, temperature)
+    return round((resident("VmHWM") - before) / 1024, 1)
+
+
+def resident(name: str) -> int:
+    """A figure of /proc/self/status in kB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(name + ":")))
 
 
 def memory_of(name: str, which: str, arguments: argparse.Namespace) -> float:

@@ -5,11 +5,12 @@ the same tokens as without; a sequence's are computed once from the prompt. Rout
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from models.loracoe.examples import Batch, position_ids
+from models.loracoe.examples import Batch, Example, make_batch, position_ids
 from models.loracoe.gated import GatedModel, GateFunction
 from models.loracoe.pool import Pool
 
@@ -101,6 +102,29 @@ class SequenceRouter(nn.Module):
     def install(self, gated: GatedModel, batch: Batch) -> None:
         """Sets the gates of the rows of `batch`; they stay for whatever the model does next with the same rows."""
         gated.set_dynamic(self(prompt_states(gated, batch)))
+
+
+class SequenceGates:
+    """A sequence router's gates for the rollout engine (`models.rollout.engine.RowGates`): a row keeps its prompt's.
+
+    A revealed prefix belongs to the prompt, so nested start states have gates of their own.
+    """
+
+    def __init__(self, gated: GatedModel, router: SequenceRouter):
+        self.gated, self.router = gated, router
+
+    @torch.no_grad()
+    def of(self, prompts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
+        """Module → gates (B, 1, R) of these B prompts. Leaves the gates off."""
+        device = next(iter(self.gated.modules.values())).scale_R.device
+        return self.router(prompt_states(self.gated, make_batch([Example(ids, ()) for ids in prompts], device)))
+
+    def set(self, gates: dict[str, Tensor] | None) -> None:
+        """Gates of the rows of the passes to come; None: off."""
+        if gates is None:
+            self.gated.set_gates(None)
+        else:
+            self.gated.set_dynamic(gates)
 
 
 class TokenRouter(nn.Module):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 StopReason = Literal["eos", "stop_string", "length", "error"]
 Progress = Callable[[int, int], None]
@@ -41,6 +41,16 @@ class EngineDescription:
     dtype: str
     context: int
     adapter_hash: str | None
+
+
+class RowGates(Protocol):
+    """Gates of the model's layers that a row takes from its prompt (`models.loracoe.routers.SequenceGates`)."""
+
+    def of(self, prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """Module → its gates for each prompt, [prompts, ...]. Leaves the gates off."""
+
+    def set(self, gates: dict[str, Any] | None) -> None:
+        """Module → gates of the rows of the passes to come; None: off."""
 
 
 class RolloutEngine(Protocol):

@@ -16,7 +16,7 @@ from data.errors import UserError
 from models.policy import Policy
 from models.requests import PolicyFiles
 from models.rollout.direct import DirectStep, decodes_directly
-from models.rollout.engine import EngineDescription, Progress, RolloutInput, RolloutOutput, StopReason
+from models.rollout.engine import EngineDescription, Progress, RolloutInput, RolloutOutput, RowGates, StopReason
 from models.rollout.sampling import sample, uniforms
 from models.rollout.slots import PrefillCache
 from models.rollout.steps import ModelStep, Step
@@ -39,9 +39,11 @@ class TransformersEngine:
     It samples with the policy as it is at the moment of the call, so a policy that is being trained needs no delivery.
     """
 
-    def __init__(self, policy: Policy, batch_size: int = 128) -> None:
+    def __init__(self, policy: Policy, batch_size: int = 128, gates: RowGates | None = None) -> None:
         self.policy = policy
         self.batch_size = batch_size
+        self.gates = gates
+        """Gates that each row takes from its prompt, on layers of the policy's network."""
 
     def load_adapter(self, path: Path | None) -> None:
         """Samples with the weights in `path` from now on; None: with the base."""
@@ -74,7 +76,7 @@ class TransformersEngine:
         if not requests:
             return []
         with torch.inference_mode():
-            decoder = _Decoder(self.policy, requests, self.batch_size, temperature, tuple(stop_strings))
+            decoder = _Decoder(self.policy, requests, self.batch_size, temperature, tuple(stop_strings), self.gates)
             return decoder.run(progress)
 
 
@@ -88,6 +90,7 @@ class _Decoder:
         batch_size: int,
         temperature: float,
         stop_strings: tuple[str, ...],
+        gates: RowGates | None,
     ) -> None:
         self.network, self.tokenizer, self.device = policy.sampling_network(), policy.tokenizer, policy.device
         self.requests, self.temperature, self.stop_strings = requests, temperature, stop_strings
@@ -112,6 +115,9 @@ class _Decoder:
         self.ends_V = self.ends_V.to(self.device)
         self.tables = [self.request_R, self.last_R, self.position_R, self.count_R, self.limit_R, self.reason_R]
         self.tables += [self.ids_RN, self.logprobs_RN, self.uniform_RN]
+        self.gates = gates
+        self.gates_R: dict[str, torch.Tensor] = {}
+        """Module → gates of the rows, where they have gates of their own."""
 
     def run(self, progress: Progress | None) -> list[RolloutOutput]:
         """Decodes until every request has its output."""
@@ -122,6 +128,8 @@ class _Decoder:
                 self._admit([self.waiting.pop() for _ in range(min(self.slots - self.live, len(self.waiting)))])
             else:
                 last_R, positions_R = self.last_R[: self.live], self.position_R[: self.live]
+                if self.gates is not None:
+                    self.gates.set({name: stored[: self.live] for name, stored in self.gates_R.items()})
                 logits_RV = self.step.logits(last_R, positions_R)
                 positions_R += 1
                 self._record(slice(0, self.live), logits_RV)
@@ -129,6 +137,8 @@ class _Decoder:
             if progress is not None and len(self.outputs) != reported:
                 reported = len(self.outputs)
                 progress(reported, len(self.requests))
+        if self.gates is not None:
+            self.gates.set(None)
         return [self.outputs[index] for index in range(len(self.requests))]
 
     def _admit(self, indices: list[int]) -> None:
@@ -149,7 +159,8 @@ class _Decoder:
         distinct = sorted(set(prompts))
         host = list(range(len(distinct)))
         for index in reversed(range(len(distinct) - 1)):
-            if distinct[index + 1][: len(distinct[index])] == distinct[index]:
+            nested = distinct[index + 1][: len(distinct[index])] == distinct[index]
+            if nested and self.gates is None:  # prompts with gates of their own have keys of their own
                 host[index] = host[index + 1]
         hosts = sorted(set(host))
         number = {prompt: index for index, prompt in enumerate(distinct)}
@@ -164,6 +175,9 @@ class _Decoder:
             for index, place in members.items():
                 ids_PT[place, : len(distinct[index])] = torch.tensor(distinct[index])
             wanted = sorted({(place, len(prompts[row]) - 1) for row, place in zip(rows, places)})
+            slots = [first + row for row in rows]
+            if self.gates is not None:
+                self._open_gates([distinct[index] for index in members], slots, places)
             cache = PrefillCache()
             flat = torch.tensor([place * width + column for place, column in wanted], device=self.device)
             logits_DV = logits_at(
@@ -172,8 +186,18 @@ class _Decoder:
             order = {key: index for index, key in enumerate(wanted)}
             for row, place in zip(rows, places):
                 logits[row] = logits_DV[order[place, len(prompts[row]) - 1]]
-            self.step.admit(cache, [first + row for row in rows], places, [len(prompts[row]) for row in rows])
+            self.step.admit(cache, slots, places, [len(prompts[row]) for row in rows])
         return torch.stack(logits)
+
+    def _open_gates(self, prompts: list[tuple[int, ...]], slots: list[int], places: list[int]) -> None:
+        """Sets the gates of a prefill pass over `prompts`; slot `slots[j]` keeps those of prompt `places[j]`."""
+        gates = self.gates.of(prompts)
+        for name, of_prompts in gates.items():
+            if name not in self.gates_R:
+                self.gates_R[name] = of_prompts.new_zeros(self.slots, *of_prompts.shape[1:])
+                self.tables.append(self.gates_R[name])
+            self.gates_R[name][slots] = of_prompts[places]
+        self.gates.set(gates)
 
     def _record(self, slots: slice, logits_RV: torch.Tensor) -> None:
         """Samples one token for each of these rows and notes it."""

@@ -8,8 +8,9 @@ import torch
 import transformers
 
 from data.seeds import derive_seed
+from models.loracoe.examples import Example, make_batch
 from models.loracoe.gated import GatedModel
-from models.loracoe.routers import TokenRouter
+from models.loracoe.routers import SequenceGates, SequenceRouter, TokenRouter, prompt_states
 from models.policy import Policy
 from models.requests import PolicyFiles
 from models.rollout import transformers_engine
@@ -208,6 +209,25 @@ def test_gates_of_tokens_and_of_tasks_are_sampled_with(folders, tmp_path):
         seen.append(outputs)
     gated.detach()
     assert TransformersEngine(plain, 5).generate(asked, 1.0) == before
+
+
+def test_rows_keep_the_gates_of_their_prompt(folders, tmp_path):
+    """A sequence router: every row is what the trainer scores with the gates of its own prompt, in any slot."""
+    pool = pool_of(**{name: write_adapter(tmp_path / name, seed) for seed, name in enumerate(["a", "b"])})
+    policy = Policy.load(PolicyFiles(base=save_base(tmp_path / "base")))
+    gated = GatedModel(policy.network, pool)
+    router = SequenceRouter(32, pool)
+    torch.nn.init.normal_(router.linear.weight, std=2.0)
+    asked = rows(prompts=8)
+    outputs = TransformersEngine(policy, 5, SequenceGates(gated, router)).generate(asked, 1.0)
+    gates = []
+    for row, output in zip(asked, outputs, strict=True):
+        batch = make_batch([Example(row.prompt_ids, ())], torch.device("cpu"))
+        gates.append(next(iter(router(prompt_states(gated, batch)).values())))
+        with torch.no_grad():
+            router.install(gated, batch)
+        assert_trainers_numbers(policy, [row], [output])
+    assert max((one - gates[0]).abs().max() for one in gates) > 0.1  # prompts have different gates
 
 
 def test_greedy_ids_with_an_adapter_are_those_of_generate_on_200_prompts(folders):
