@@ -152,8 +152,16 @@ class Policy:
         """
         if not self.has_adapter or self.network.dtype != torch.float32:
             return self.network
-        changed = {id(module.base_layer.weight) for module in self.model.modules() if hasattr(module, "base_layer")}
-        return shared_copy(self.model, changed).merge_and_unload()
+        shared = {id(tensor): tensor for tensor in (*self.network.parameters(), *self.network.buffers())}
+        copies: dict[int, Any] = {}
+        for module in self.network.modules():
+            if hasattr(module, "base_layer"):
+                merged = copy.deepcopy(module.base_layer, dict(shared))
+                with torch.no_grad():
+                    weight = module.base_layer.weight + module.get_delta_weight("default")
+                merged.weight = torch.nn.Parameter(weight, requires_grad=False)
+                copies[id(module)] = merged
+        return copy.deepcopy(self.network, shared | copies)
 
     def save(self, folder: Path) -> None:
         """Writes an ordinary PEFT adapter, or full weights with their configuration: same policy, same bytes."""
