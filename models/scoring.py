@@ -2,15 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from models.settings import VOCABULARY_CHUNK
-from models.vocabulary import check_transform, chunked_logprobs, logit_transform
-
-Entropies = Literal["none", "values", "gradient"]
+from models.vocabulary import Entropies, check_transform, chunked_logprobs, logit_transform
 
 
 class TokenRow(NamedTuple):
@@ -166,7 +164,7 @@ def _chunked_scores(
                 chunk=how.vocabulary_chunk,
                 transform=transform,
                 temperature=how.temperature or 1.0,
-                entropy_gradient=how.entropies == "gradient",
+                entropies=how.entropies,
             )
         )
 

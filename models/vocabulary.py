@@ -5,7 +5,7 @@ tokens and 128,256 entries 4.2 GB each. Here they exist for one chunk of the voc
 in the backward pass (one product more with the output layer), so memory grows with the chunk and not with V.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from data.errors import UserError
 
+Entropies = Literal["none", "values", "gradient"]
 PROBE_TOLERANCE = {torch.float32: 1e-4}
 """Largest relative difference of the checked logits; 0.05 in 16-bit types."""
 _checked: "WeakSet[torch.nn.Module]" = WeakSet()
@@ -57,8 +58,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
     """log π of targets [N] and entropies [N], float32, from hidden states [N, H] and the output layer's weight."""
 
     @staticmethod
-    def forward(ctx, hidden_NH, weight_VH, bias_V, targets_N, transform, temperature, chunk, entropy_gradient):
-        ctx.transform, ctx.temperature, ctx.chunk = transform, temperature, chunk
+    def forward(ctx, hidden_NH, weight_VH, bias_V, targets_N, transform, temperature, chunk, entropies):
+        ctx.transform, ctx.temperature, ctx.chunk, ctx.entropies = transform, temperature, chunk, entropies
         # What autocast would do to the product is done by hand: in the backward pass it is not there.
         device = hidden_NH.device.type
         ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_NH.dtype
@@ -72,7 +73,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 shrink_N = (largest_N - new_N).exp()
                 weights_NC = (logits_NC - new_N[:, None]).exp_()
                 mass_N = mass_N * shrink_N + weights_NC.sum(1)
-                moment_N = moment_N * shrink_N + (weights_NC * logits_NC).sum(1)
+                if entropies != "none":
+                    moment_N = moment_N * shrink_N + (weights_NC.mul_(logits_NC)).sum(1)
                 largest_N = new_N
                 inside_N = (targets_N >= start) & (targets_N < start + logits_NC.shape[1])
                 place_N1 = (targets_N - start).clamp(0, logits_NC.shape[1] - 1)[:, None]
@@ -81,7 +83,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         mean_N = moment_N / mass_N
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, normaliser_N, mean_N)
         logprobs_N, entropy_N = chosen_N - normaliser_N, normaliser_N - mean_N
-        if not entropy_gradient:
+        if entropies != "gradient":
             ctx.mark_non_differentiable(entropy_N)
         return logprobs_N, entropy_N
 
@@ -100,7 +102,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 # d log π = 1[target] − p, dH = −p · (logit − mean logit)
                 grad_NC = (logits_NC - normaliser_N[:, None]).exp_()
                 factor_NC = grad_logprobs_N[:, None]
-                if grad_entropy_N is not None:
+                if grad_entropy_N is not None and ctx.entropies == "gradient":
                     factor_NC = factor_NC + grad_entropy_N[:, None] * (logits_NC - mean_N[:, None])
                 grad_NC.mul_(-factor_NC)
                 inside_N = (targets_N >= start) & (targets_N < stop)
@@ -149,17 +151,15 @@ def chunked_logprobs(
     chunk: int,
     transform: LogitTransform = LogitTransform(),  # noqa: B008 - immutable
     temperature: float = 1.0,
-    entropy_gradient: bool = False,
+    entropies: Entropies = "values",
 ) -> tuple[Tensor, Tensor]:
     """log π [N] of `targets_N` and entropies [N] (nats), float32, of softmax(logits / temperature).
 
     `layer` is the output layer (Linear, or one with a LoRA adapter), `chunk` the vocabulary entries at a time. The
-    entropies carry a gradient only with `entropy_gradient`.
+    entropies have a gradient with "gradient" only, and mean nothing with "none".
     """
     weight_VH, bias_V = head_weight(layer)
-    return _ChunkedLogprobs.apply(
-        hidden_NH, weight_VH, bias_V, targets_N, transform, temperature, chunk, entropy_gradient
-    )
+    return _ChunkedLogprobs.apply(hidden_NH, weight_VH, bias_V, targets_N, transform, temperature, chunk, entropies)
 
 
 @torch.no_grad()

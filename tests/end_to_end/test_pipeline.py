@@ -10,6 +10,7 @@ import pytest
 from data import storage
 from data.artifacts import read_rows
 from flows.inspect import accuracy_table, show
+from tests.documented import documented, general
 from tests.end_to_end.mini import ARGUMENTS, hashes, ratchet
 
 pytestmark = pytest.mark.prefect
@@ -39,6 +40,19 @@ def test_the_run_ends_with_its_table_and_report(finished):
     models = {row["model"] for row in rows if row["split"] == "test"}
     assert models == {"base", "warmup", "plain_rl", "r3", "composed"}
     assert {row["n"] for row in rows if row["split"] == "test"} == {12}
+
+
+def test_every_metric_that_is_written_is_explained_and_conversely(finished):
+    """In all tables of the run; what warm-up, pre-training and composition write is their sections' list."""
+    root, _ = finished
+    written: dict[str, set[str]] = {}
+    for path in sorted((root / "tiny").rglob("metrics.parquet")):
+        kind = next((part for part in ("base", "loracoe", "warmup") if part in path.parts), "rounds")
+        kind = "training" if kind in ("base", "warmup") and "rounds" not in path.parts else kind
+        written.setdefault(kind, set()).update(general(row["name"]) for row in read_rows(path, "metrics"))
+    assert set().union(*written.values()) <= documented()
+    assert written["training"] == documented("Warm-up")
+    assert written["loracoe"] == documented("Composition")
 
 
 def test_accepted_and_rejected_are_what_was_read_and_the_splits_share_no_question(finished):

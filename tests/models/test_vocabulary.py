@@ -56,7 +56,7 @@ def test_values_and_gradients_by_definition(vocabulary, chunk, tokens, transform
             chunk=chunk,
             transform=transform,
             temperature=temperature,
-            entropy_gradient=True,
+            entropies="gradient",
         ),
     ):
         logprobs, entropy = values
