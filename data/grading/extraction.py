@@ -7,14 +7,29 @@ from dataclasses import dataclass
 MAX_TEXT = 200_000
 """Only the last characters of a longer text are read (our choice)."""
 
-_THINK = re.compile(r"<(/?)(think|thinking|thought|reasoning)\s*>", re.IGNORECASE)
+_THINK = re.compile(
+    r"<\s*(/?)\s*(?:think|thinking|thought|reasoning)\s*>|<\|(?:begin|(end))_of_thought\|>", re.IGNORECASE
+)
 _RUN_ON = re.compile(
     r"(?:^[ \t>*#]*|(?<=[.!?}\]>$])[ \t]+|(?<=[0-9])[ \t]+)"
     r"(?:(?:question|problem|instruction|exercise)\s*(?:no\.?\s*)?[0-9]*\s*[:.](?=\s)|(?:q|human|user|input)\s*[0-9]*\s*:)"
-    r"|<\|(?:im_start|user|end_of_turn|endoftext|eot_id)\|>|\[INST\]|Below is an instruction",
+    r"|<\|(?:im_start|im_end|user|end_of_turn|endoftext|eot_id)\|>|</s>|<eos>|<end_of_turn>|\[INST\]"
+    r"|Below is an instruction",
     re.IGNORECASE | re.MULTILINE,
 )
-_RUN_ON_WORDS = ("question", "problem", "instruction", "exercise", "human", "user", "input", "<|", "[inst]")
+_RUN_ON_WORDS = (
+    "question",
+    "problem",
+    "instruction",
+    "exercise",
+    "human",
+    "user",
+    "input",
+    "<|",
+    "[inst]",
+    "</s>",
+    "<e",
+)
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![A-Za-z])\s*")
 _HASHES = re.compile(r"(?<!#)(####?)(?!#)[ \t:]*([^\n]*)")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -62,7 +77,7 @@ def visible_part(text: str) -> str:
         return text
     kept, position, hidden = [], 0, False
     for match in _THINK.finditer(text):
-        if not match[1]:
+        if not match[1] and not match[2]:
             if not hidden:
                 kept.append(text[position : match.start()])
             hidden = True

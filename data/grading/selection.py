@@ -16,6 +16,7 @@ from data.grading.extraction import (
 
 _LONGEST_RUN, _MOST_TAKEN_BACK = 12, 3
 _QUESTION = re.compile(r"\?")
+_OPEN_END = re.compile(r"\bor\W*$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,8 @@ def _last_phrase(text: str, last: Marked | None, reader: Reader) -> Selected | N
     if not marks:
         return None
     mark = marks[-1]
+    if last is not None and last.marker == "hash" and _QUESTION.search(text, last.end, mark.start):
+        return None  # `####` ended the response: the phrase answers another question
     value = reader.parse_phrase(mark.text)
     if value is None and last is None and reader.parse_only_phrase is not None:
         value = reader.parse_only_phrase(mark.text)
@@ -130,6 +133,8 @@ def _contradicted(text: str, last: Marked, reader: Reader) -> bool:
     gap = text[before[-1].end : last.start] if before else ""
     if not before or not in_one_breath(gap) or not reader.settled(gap):
         return False
+    if _OPEN_END.search(before[-1].text):
+        return True  # "the answer is either 4 or", then a mark
     stated, marked = reader.parse_phrase(before[-1].text), reader.parse(last.text)
     return stated is not None and marked is not None and not _same(reader, stated, marked)
 

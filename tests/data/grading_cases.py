@@ -546,6 +546,18 @@ TEXTS = [
     ("5", r"\boxed{6} Wait, no: the answer is 5.", "number", True),
     ("B", r"The answer is A. \boxed{B}", "choice", False),
     ("720", r"The answer is $3! \times 5! = \boxed{720}$.", "math", True),
+    ("5", "The answer is either 4 or\n#### 5", "number", False),
+    ("5", "The answer could be 4.\nThe answer could be 5.", "number", False),
+    ("5", "It might be 5.", "number", False),
+    # ends of a turn end the answer's text; after `####` and a question a phrase answers something else
+    ("5", "#### 5</s>", "number", True),
+    ("5", "#### 4</s>#### 5", "number", False),
+    ("5", "#### 5<|im_end|>", "number", True),
+    ("5", "#### 4\n\nA new one: how many? The answer is 5", "number", False),
+    # thinking by other names
+    ("5", "< think >#### 5", "number", False),
+    ("5", "<|begin_of_thought|>#### 5", "number", False),
+    ("5", "<|begin_of_thought|>#### 4<|end_of_thought|>#### 5", "number", True),
     # invisible characters keep two numbers apart
     ("56", "#### 5\u200b6", "number", False),
     ("5", "#### 5\u200b", "number", True),
