@@ -5,6 +5,7 @@ from data.errors import UserError
 from data.storage import ArtifactRef
 from flows.config import arm_settings, resolve
 from flows.inspect import run_settings
+from flows.launch import layout
 from flows.preflight import computing_python
 from flows.settings import ExpertSettings
 from tasks.steps import RunContext
@@ -24,6 +25,8 @@ class FinishedRun:
             device=compute.device,
             threads=compute.threads,
             python=computing_python(self.settings.engine),
+            mixed_precision=compute.mixed_precision,
+            launch=layout(compute).launch,
             timeout=compute.step_timeout_seconds,
         )
 

@@ -12,6 +12,7 @@ from data.storage import ArtifactRef
 from data.suites import SUITES
 from flows import config, parameters
 from flows.fan_out import train_experts
+from flows.launch import layout
 from flows.locks import run_lock
 from flows.parameters import FanOut, Overrides, Preset, RunName, Seed, Tokens
 from flows.preflight import computing_python
@@ -100,6 +101,8 @@ class Pipeline:
             device=compute.device,
             threads=compute.threads,
             python=computing_python(settings.engine),
+            mixed_precision=compute.mixed_precision,
+            launch=layout(compute).launch,
             timeout=compute.step_timeout_seconds,
         )
 
@@ -229,6 +232,7 @@ class Pipeline:
             rl=expert.rl,
             evaluation=expert.evaluation,
             engine=self.settings.engine,
+            tracking=self.settings.tracking,
             seed=self.settings.seed,
             retries=compute.retries,
             retry_delay_seconds=compute.retry_delay_seconds,
@@ -285,7 +289,7 @@ class Pipeline:
         """The report, and what of it is shown as Prefect artifacts."""
         made = self.call(
             report,
-            self.settings.model_dump(mode="json", exclude={"root", "compute"}),
+            self.settings.model_dump(mode="json", exclude={"root", "compute", "tracking"}),
             demonstrations,
             starts,
             cells,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.table import Table
 
-from flows import config
+from flows import config, scale
 from flows.architectures import BYTES, architecture
 from flows.settings import RunSettings
 
@@ -77,8 +77,10 @@ def sizes(settings: RunSettings) -> list[tuple[str, str]]:
     activations = shape.layers * cell.rl.tokens_per_micro_batch * 16 * shape.hidden * bytes_each
     batch = getattr(settings.engine, "batch_size", cell.rl.prompts * cell.rl.samples)
     cache = batch * cell.rl.max_new_tokens * 2 * shape.kv_bytes_per_token(bytes_each)
+    memory = scale.update_memory(shape, settings, activations)
     return [
         *rows,
+        ("processes", scale.described(settings)),
         ("parameters of the base", f"{shape.parameters():,}"),
         ("trained parameters", f"{trained:,} ({settings.parameters.kind})"),
         ("memory of the base's weights", _bytes(shape.parameters() * bytes_each)),
@@ -86,6 +88,8 @@ def sizes(settings: RunSettings) -> list[tuple[str, str]]:
         *([("memory of the trained weights, float32", _bytes(masters))] if masters else []),
         ("memory of activations, one micro-batch", _bytes(activations)),
         (f"memory of the key/value cache, {batch} rows", _bytes(cache)),
+        *((f"memory a device in updates: {part}", _bytes(size)) for part, size in memory.items()),
+        ("memory a device in updates, together", _bytes(sum(memory.values()))),
     ]
 
 

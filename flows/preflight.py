@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,11 +13,12 @@ from data import storage
 from data.errors import UserError
 from data.settings import FileSource
 from data.suites import SUITES
+from flows.launch import layout
 from flows.settings import ExpertSettings, RunSettings
 from models.fetch import SMOL, smol_problem
 from models.rollout import vllm_python
 from models.rollout.vllm_python import VLLM_LARGEST_RANK
-from models.settings import Engine, Model
+from models.settings import Engine, Model, Tracking
 
 TRIAL_BYTES = 1 << 20
 """Files up to this size are ingested on trial (our choice: about half a second)."""
@@ -36,6 +38,8 @@ def check(settings: RunSettings) -> None:
 def problems(settings: RunSettings) -> list[str]:
     """What is not there: a source, suite, benchmark, model, engine; and a root that is no folder to write in."""
     checks = [lambda: _model(settings.model), lambda: _engine(settings), lambda: _root(settings.root)]
+    checks.append(lambda: layout(settings.compute))
+    checks.append(lambda: _tracking(settings.tracking, settings.root))
     for task, expert in settings.experts.items():
         checks.append(lambda task=task, expert=expert: _expert(f"experts.{task}", expert))
     found = []
@@ -77,6 +81,16 @@ def _engine(settings: RunSettings) -> None:
     rank = getattr(settings.parameters, "rank", 0)
     if engine.kind != "transformers" and rank > VLLM_LARGEST_RANK:
         raise UserError(f"parameters.rank is {rank}, but vLLM takes adapters up to rank {VLLM_LARGEST_RANK}; lower it")
+
+
+def _tracking(tracking: Tracking, root: str) -> None:
+    for name in tracking.trackers:
+        package = "mlflow-skinny" if name == "mlflow" else name
+        if find_spec(name) is None:
+            raise UserError(f"tracking.trackers: {name} is not installed; run `pip install {package}` or leave it out")
+    folder = tracking.folder if tracking.folder is not None else root
+    if {"tensorboard", "mlflow", "wandb"} & set(tracking.trackers) and not storage.is_local(folder):
+        raise UserError(f"tracking.folder: trackers write to a local folder, not to {folder}; set tracking.folder")
 
 
 def _expert(field: str, expert: ExpertSettings) -> None:

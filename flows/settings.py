@@ -30,6 +30,7 @@ from models.settings import (
     Model,
     Parameters,
     RLSettings,
+    Tracking,
     TransformersEngine,
     WarmupSettings,
 )
@@ -43,6 +44,15 @@ class ComputeSettings(Settings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int | None = Field(None, ge=1)
     """Threads of torch; None: one for each core."""
+    processes: int = Field(1, ge=1)
+    """Processes that compute rollouts, answers and updates together, one a GPU; started by `accelerate launch` if more
+    than one. The numbers do not depend on it."""
+    sharding: Literal["ddp", "fsdp2"] = "ddp"
+    """`ddp`: each process holds the policy whole; `fsdp2`: parameters, gradients and moments are divided in updates."""
+    mixed_precision: Literal["no", "bf16"] = "no"
+    """`bf16`: matrix products of an update in bfloat16. It changes the numbers by their rounding."""
+    accelerate_config: str | None = None
+    """accelerate's configuration file with processes, sharding and machines, in place of the two settings above."""
     retries: int = Field(2, ge=0)
     """Retries of a step for what can pass: a lost process, a time-out, a connection."""
     retry_delay_seconds: float = Field(2.0, ge=0)
@@ -53,6 +63,20 @@ class ComputeSettings(Settings):
     expert_deployment: str = "expert-training/expert"
     step_timeout_seconds: float = Field(6 * 3600, gt=0)
     """After this long the child process is killed and the step counts as timed out."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "ComputeSettings":
+        if self.sharding == "fsdp2" and self.processes == 1 and self.accelerate_config is None:
+            raise ValueError(
+                "compute.sharding is fsdp2, but compute.processes is 1: there is nothing to divide; "
+                "raise compute.processes or use ddp"
+            )
+        if self.accelerate_config is not None and (self.processes != 1 or self.sharding != "ddp"):
+            raise ValueError(
+                "compute.accelerate_config says processes and sharding itself; leave out compute.processes and "
+                "compute.sharding"
+            )
+        return self
 
 
 class SharedSections(Settings):
@@ -139,6 +163,7 @@ class RunSettings(BaseSettings):
     """Arm → what it changes for every expert; each arm starts from the same warm-up."""
     composition: CompositionSettings = CompositionSettings()
     compute: ComputeSettings = ComputeSettings()
+    tracking: Tracking = Tracking()
 
     _fill_kinds = model_validator(mode="before")(Settings._default_kinds.__func__)
 

@@ -25,6 +25,7 @@ from data.storage import ArtifactRef
 from models.evaluation import evaluate
 from models.requests import CellRequest, EvaluateRequest, PolicyFiles, RolloutsRequest, UpdateRequest
 from models.rounds import generate
+from models.trackers import Trackers
 from models.update import update
 
 METRICS = "metrics.parquet"
@@ -170,9 +171,25 @@ class Cell:
             return
         self.validate(WARMUP)
         self.validate(self.newest)
+        self.track()
         self.prune()
         if self.spent:
             self.finish()
+
+    def track(self) -> None:
+        """Sends the metrics of complete rounds to the trackers that are set."""
+        tracking = self.request.tracking
+        if not tracking.trackers:
+            return
+        trackers = Trackers(self.request.url, tracking, self.report)
+        sections = ("rl", "curriculum", "reward", "parameters", "seed")
+        settings = flat(self.request.model_dump(mode="json", include=set(sections)))
+        for number in range(WARMUP, self.newest + 1):
+            parts = [] if number == WARMUP else ["rollouts", "update"]
+            parts += ["validation"] if number in self.accuracies else []
+            trackers.send(number, [storage.fetch(self.round_place(number, p)) / METRICS for p in parts], settings)
+        if self.spent:
+            trackers.finish()
 
     def validate(self, number: int) -> None:
         """Greedy answers of a checkpoint to the validation split, where they are due and not there."""
@@ -276,6 +293,17 @@ class Cell:
             "round": None if self.newest == WARMUP else self.newest,
             "generated_tokens": self.tokens,
         }
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one table: {"rl": {"steps": 1}} → {"rl.steps": 1}; what is no number or text as text."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value if isinstance(value, (bool, int, float, str)) else str(value)
+    return found
 
 
 class _Inside:

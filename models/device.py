@@ -1,9 +1,12 @@
 """Which processor a step computes on."""
 
+import os
+
 import torch
 
 from data.errors import UserError
 from models.requests import Device
+from models.world import world
 
 
 def select_device(compute: Device) -> torch.device:
@@ -16,7 +19,7 @@ def select_device(compute: Device) -> torch.device:
             raise UserError(f"compute.threads is {compute.threads}; give 1 or more, or leave it out")
         torch.set_num_threads(compute.threads)
     if compute.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return _own(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     try:
         device = torch.device(compute.device)
     except RuntimeError as error:
@@ -25,7 +28,7 @@ def select_device(compute: Device) -> torch.device:
         ) from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("compute.device is cuda, but torch finds no CUDA device; use auto or cpu")
-    return device
+    return _own(device)
 
 
 def gpus() -> list[tuple[str, int, int]]:
@@ -36,3 +39,17 @@ def gpus() -> list[tuple[str, int, int]]:
         (torch.cuda.get_device_name(index), *torch.cuda.mem_get_info(index))
         for index in range(torch.cuda.device_count())
     ]
+
+
+def _own(device: torch.device) -> torch.device:
+    """Of several processes on a machine each takes the CUDA device of its local rank."""
+    if device.type != "cuda" or device.index is not None or world().size == 1:
+        return device
+    rank, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if rank >= count:
+        raise UserError(
+            f"process {rank} of this machine has no CUDA device: there are {count}; lower compute.processes to "
+            f"{count}, or set compute.device cpu"
+        )
+    torch.cuda.set_device(rank)
+    return torch.device("cuda", rank)

@@ -6,6 +6,7 @@ nor its gradient (multiplying by 0 would). A loss is Σ weight · token loss, an
 from totals over the whole step, so the result does not depend on how its rows are cut into micro-batches.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -245,6 +246,20 @@ class Statistics:
     def add_share(self, name: str, value: float) -> None:
         """Adds a micro-batch's part of a mean whose denominator it knows."""
         self._shares[name] = self._shares.get(name, 0.0) + value
+
+    @classmethod
+    def total(cls, parts: Sequence["Statistics"]) -> "Statistics":
+        """The statistics of several processes as one."""
+        found = cls()
+        for part in parts:
+            found.tokens += part.tokens
+            for name, value in part._sums.items():
+                found._sums[name] = found._sums.get(name, 0.0) + value
+            for name, value in part._shares.items():
+                found.add_share(name, value)
+            for name, value in part._largest.items():
+                found._largest[name] = max(found._largest.get(name, 0.0), value)
+        return found
 
     def values(self) -> dict[str, float]:
         """Name → mean over trained tokens, maximum, or sum of parts. Empty where nothing was trained."""

@@ -40,6 +40,11 @@ class _Resident:
 _resident: list[_Resident] = []
 
 
+def release_base() -> None:
+    """Forgets the resident base: its tensors live as long as a policy uses them."""
+    _resident.clear()
+
+
 def resident_base(folder: Path, device: torch.device) -> tuple[Any, Any]:
     """The base model of `folder` on `device` and its tokenizer: read at first use, then kept by content hash.
 

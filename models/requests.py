@@ -5,6 +5,7 @@ Each request names one step function, `f(request, out, report) -> dict`: `out` i
 """
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -29,6 +30,7 @@ from models.settings import (
     Parameters,
     PretrainedModel,
     RLSettings,
+    Tracking,
     WarmupSettings,
 )
 
@@ -38,6 +40,18 @@ class Device(Settings):
 
     device: str = "auto"
     threads: int | None = None
+    mixed_precision: Literal["no", "bf16"] = "no"
+    """`bf16`: products of an update in bfloat16, parameters and sums in their own type."""
+
+
+class Launch(Settings):
+    """How `accelerate launch` starts the processes that compute together."""
+
+    config: Path
+    """accelerate's configuration file: data parallel (MULTI_GPU) or FSDP of version 2."""
+    processes: int
+    machines: int = 1
+    """With several, each of the others runs `accelerate launch --config_file FILE -m models.compute` itself."""
 
 
 class BaseRequest(Settings):
@@ -62,6 +76,19 @@ class PolicyFiles(Settings):
     base: Path
     weights: Path | None = None
     """Folder with a PEFT adapter, or with full weights; None: the base itself."""
+
+
+class SampleRequest(Settings):
+    """models.rollout.spread:assist: a rank's share of rows to sample, exchanged with the other ranks."""
+
+    policy: PolicyFiles
+    engine: Engine
+    prompts: tuple[tuple[int, ...], ...]
+    seeds: tuple[int, ...]
+    limits: tuple[int, ...]
+    temperature: float
+    stop_strings: tuple[str, ...] = ()
+    compute: Device = Device()
 
 
 class WarmupRequest(Settings):
@@ -208,6 +235,7 @@ class CellRequest(Settings):
     questions: Path
     last_round: int | None = None
     """Do no round after this one; None: until the budget is spent."""
+    tracking: Tracking = Tracking()
     seed: int
     compute: Device = Device()
 

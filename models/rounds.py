@@ -237,6 +237,11 @@ def penalised(rows: Sequence[dict[str, Any]], kl: KLSettings) -> list[float | No
     ]
 
 
+def advantages_of(rows: Sequence[dict[str, Any]], rl: RLSettings) -> list[float]:
+    """The advantage of each row, over the whole round, so that it does not matter which process trains on which row."""
+    return make_estimator(rl.advantage)(penalised(rows, rl.kl), [row["group"] for row in rows])
+
+
 def round_metrics(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Figures of all of a round's rollouts by name; a name is absent where nothing is to be averaged."""
     rewards = [row["reward"] for row in rows if row["reward"] is not None]
@@ -314,8 +319,7 @@ def generate(request: RolloutsRequest, out: Path, report: Report) -> dict[str, A
     if rl.kl.coefficient:
         add_reference(rows, sampler.policy, request)
     if not isinstance(rl.advantage, GeneralisedAdvantage):
-        advantages_N = make_estimator(rl.advantage)(penalised(rows, rl.kl), [row["group"] for row in rows])
-        for row, advantage in zip(rows, advantages_N, strict=True):
+        for row, advantage in zip(rows, advantages_of(rows, rl), strict=True):
             row["advantage"] = advantage
     shares = [row["revealed_steps"] / row["total_steps"] for row in (sampler.starts[i].row for i in own)]
     metrics = round_metrics(drawn) | {"groups": float(len(groups)), "revealed_share_mean": float(np.mean(shares))}

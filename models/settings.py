@@ -424,3 +424,15 @@ class EvaluationSettings(Settings):
     stop_strings: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """A text that comes to hold one of these ends there; an EOS always ends it."""
     confidence: float = Field(0.95, gt=0, lt=1)
+
+
+class Tracking(Settings):
+    """Experiment trackers that get a copy of every metric; metrics.parquet is written always."""
+
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
+    project: str = Field("ratchet", min_length=1, pattern=r"^[^/\\']+$")
+    """Project of wandb and trackio, experiment of MLflow, folder of TensorBoard."""
+    run_name: str | None = Field(None, min_length=1, pattern=r"^[^/\\']+$")
+    """None: the run's name. Expert, arm and seed are added: each cell is a run of the tracker."""
+    folder: str | None = None
+    """Where TensorBoard, MLflow (unless MLFLOW_TRACKING_URI is set) and wandb write; None: `trackers/` of the run."""

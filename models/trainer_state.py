@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from data.errors import UserError
+from models.sharding import like, whole
+from models.world import world
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 Named = Sequence[tuple[str, torch.nn.Parameter]]
@@ -36,14 +38,20 @@ class Counters:
 
 
 def save_trainer_state(folder: Path, optimizer: torch.optim.AdamW, named: Named, counters: Counters) -> None:
-    """Writes everything that the next round continues from into `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Writes everything that the next round continues from into `folder`; of several processes rank 0 does.
+
+    Moments that are sharded over processes are written whole, so that any number of processes can continue.
+    """
     tensors, adam_steps = {}, {}
     for name, parameter in named:
         state = optimizer.state.get(parameter)
         if state:
             adam_steps[name] = float(state["step"])
-            tensors |= {f"{name}.{moment}": state[moment].detach().cpu().contiguous() for moment in MOMENTS}
+            found = {f"{name}.{moment}": whole(state[moment]) for moment in MOMENTS}
+            tensors |= found if world().main else {}
+    if not world().main:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "optimizer.safetensors")
     save_file(_torch_generators(), folder / "rng.safetensors")
     state = {"counters": asdict(counters), "adam_steps": adam_steps, "rng": _other_generators()}
@@ -66,12 +74,13 @@ def load_trainer_state(folder: Path, optimizer: torch.optim.AdamW, named: Named)
         )
     for name, steps in state["adam_steps"].items():
         parameter = known[name]
-        moments = {moment: tensors[f"{name}.{moment}"].to(parameter.device) for moment in MOMENTS}
+        moments = {moment: tensors[f"{name}.{moment}"] for moment in MOMENTS}
         if moments["exp_avg"].shape != parameter.shape:
             raise UserError(
                 f"{folder}: {name} had shape {tuple(moments['exp_avg'].shape)} and has {tuple(parameter.shape)} now; "
                 "continue with the settings it was made with, or start the rounds anew"
             )
+        moments = {moment: like(parameter, tensor) for moment, tensor in moments.items()}
         optimizer.state[parameter] = {"step": torch.tensor(steps, dtype=torch.float32), **moments}
     _restore_generators(state["rng"], load_file(folder / "rng.safetensors"))
     return Counters(**state["counters"])

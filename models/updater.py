@@ -1,16 +1,19 @@
 """Optimiser steps on a policy: old log-probabilities, micro-batches, the loss and its statistics.
 
-Every step averages over totals of the whole step, so neither the cut into micro-batches nor the padding changes the
-result. Rollouts whose advantage is 0 add nothing to the gradient unless a KL, entropy or value term is on: they are
+Every step averages over totals of the whole step, so the cut into micro-batches, the padding and the number of
+processes do not change the result: each process computes its share of the rows, and gradients and statistics are
+summed. Rollouts whose advantage is 0 add nothing to the gradient unless a KL, entropy or value term is on: they are
 counted in the totals and not computed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 from torch.nn.utils.rnn import pad_sequence
 
 from models.critic import (
@@ -36,9 +39,16 @@ from models.packing import check_packable, packed_batches, packed_rows
 from models.policy import Policy
 from models.scoring import How, Piece, TokenRow, micro_batches
 from models.settings import VOCABULARY_CHUNK, GeneralisedAdvantage, RLSettings
+from models.sharding import clip_gradients
 from models.shared_prompts import group_batches, shared_prompts, whole_rows
 from models.training_rows import TrainRow, kl_in_loss
 from models.vocabulary import head_weight, logit_transform
+from models.world import World, shares, world
+
+T = TypeVar("T")
+
+STAND_IN = TokenRow([0], [0])
+"""What a process computes that has no rows where others have."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +143,7 @@ class Updater:
         if rl.row_layout == "packed":
             check_packable(policy.network.config)
         self.policy = policy
+        self.world: World = world()
         self.rl = rl
         self.rows = rows
         self.named = policy.trainable_parameters()
@@ -167,10 +178,66 @@ class Updater:
     @torch.no_grad()
     def remember_old(self, positions: Sequence[int]) -> None:
         """Computes the log-probabilities of rows before the first step. Call before any step."""
-        for batch in self.micro_batches([i for i in positions if i not in self.old_logprobs]):
-            scores = self.score(batch)
-            for i, logprobs_T in zip(batch, scores.logprobs_BT.cpu()):
-                self.old_logprobs[i] = logprobs_T[: len(self.rows[i].tokens.completion_ids)]
+        unknown = [i for i in positions if i not in self.old_logprobs]
+        known = dict(self.old_logprobs)
+
+        def compute() -> None:
+            self.old_logprobs = dict(known)
+            for batch in self.equally_many(self.micro_batches(self.share(unknown))):
+                scores = self.score(batch)
+                for i, logprobs_T in zip(batch, scores.logprobs_BT.cpu()):
+                    self.old_logprobs[i] = logprobs_T[: len(self.rows[i].tokens.completion_ids)]
+
+        self.within_memory(compute)
+        self.exchange(self.old_logprobs)
+
+    def share(self, positions: Sequence[int]) -> list[int]:
+        """Those of `positions` that this process computes."""
+        if self.world.size == 1:
+            return list(positions)
+        rows = [self.rows[i] for i in positions]
+        costs = [len(row.tokens.prompt_ids) + len(row.tokens.completion_ids) for row in rows]
+        return [positions[index] for index in shares(costs, [r.group for r in rows], self.world.size)[self.world.rank]]
+
+    def exchange(self, *found: dict[int, torch.Tensor]) -> None:
+        """Adds to each dictionary (row → tensor) what the other processes have in theirs."""
+        for others in self.world.gather(found) if self.world.size > 1 else []:
+            for mine, theirs in zip(found, others, strict=True):
+                mine |= theirs
+
+    def equally_many(self, batches: list[list[int]]) -> list[list[int]]:
+        """`batches`, with empty ones up to the largest number of any process where parameters are sharded.
+
+        Every pass over a sharded policy is a common act: a process with less to do goes through the motions.
+        """
+        if not self.world.sharded:
+            return batches
+        return batches + [[]] * (max(self.world.gather(len(batches))) - len(batches))
+
+    def within_memory(self, compute: Callable[[], T]) -> T:
+        """`compute()`; where a process runs out of memory all halve their token budget, once in an update, and redo it.
+
+        Sharded processes cannot agree on it: the others wait in the middle of a pass. There the error ends the step.
+        """
+        found, failed = [], False
+        try:
+            found.append(compute())
+        except torch.OutOfMemoryError:
+            if self.out_of_memory or self.world.sharded:
+                raise
+            failed = True
+        # Outside of the except clause, whose traceback holds the tensors of the failed try.
+        if not self.world.any(failed):
+            return found[0]
+        if self.out_of_memory:
+            raise torch.OutOfMemoryError("another process ran out of memory again with half the token budget")
+        self.out_of_memory = True
+        self.budget = max(1, self.budget // 2)
+        self.optimizer.zero_grad(set_to_none=True)
+        found.clear()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return self.within_memory(compute)
 
     def micro_batches(self, positions: Sequence[int]) -> list[list[int]]:
         """`positions` in parts that are computed together."""
@@ -184,19 +251,38 @@ class Updater:
 
     @property
     def layout(self) -> str:
-        """`rl.row_layout`; layers that recompute their activations keep no keys to share."""
-        return "padded" if self.rl.gradient_checkpointing and self.rl.row_layout == "shared" else self.rl.row_layout
+        """`rl.row_layout`; layers that recompute their activations keep no keys to share, and sharded ones must be
+        asked as often by every process."""
+        whole = self.rl.gradient_checkpointing or self.world.sharded
+        return "padded" if whole and self.rl.row_layout == "shared" else self.rl.row_layout
 
     def score(self, positions: Sequence[int], entropy_gradient: bool = False) -> Scores:
-        """`score` of the rows at `positions`."""
-        rows = [self.rows[i].tokens for i in positions]
+        """`score` of the rows at `positions`; of a stand-in where there are none, so that a pass takes place."""
+        rows = [self.rows[i].tokens for i in positions] or [STAND_IN]
         rl = self.rl
         places = None
         if self.actions is not None and torch.is_grad_enabled():
             places = Places([self.rows[i].boundaries.columns_K for i in positions], self.actions.tags.ids)
-        return score(
-            self.policy, rows, rl.temperature, entropy_gradient, self.critic, self.layout, rl.vocabulary_chunk, places
-        )
+        with self.precision():
+            return score(
+                self.policy,
+                rows,
+                rl.temperature,
+                entropy_gradient,
+                self.critic,
+                self.layout,
+                rl.vocabulary_chunk,
+                places,
+            )
+
+    def precision(self) -> Any:
+        """The context of a forward pass: bfloat16 products where `compute.mixed_precision` says so.
+
+        Sharded parameters are gathered in bfloat16 already (models.sharding).
+        """
+        if self.policy.compute.mixed_precision == "no" or self.world.sharded:
+            return nullcontext()
+        return torch.autocast(self.policy.device.type, dtype=torch.bfloat16)
 
     @torch.no_grad()
     def ask_critic(self) -> dict[str, float]:
@@ -205,20 +291,10 @@ class Updater:
         Call before any step, where there is a critic.
         """
         settings = self.rl.advantage
-        for batch in self.micro_batches(range(len(self.rows))):
-            rows = [self.rows[i] for i in batch]
-            scores = self.score(batch)
-            kl = [row.reference_logprobs_C if self.rl.kl.place == "reward" else None for row in rows]
-            rewards = [token_rewards(r.reward, r.sampling_logprobs_C, k, self.rl.kl) for r, k in zip(rows, kl)]
-            advantages_BT, returns_BT = generalised_advantages(
-                self._padded(rewards), scores.values_BT, scores.mask_BT, settings.gamma, settings.lam
-            )
-            for b, i in enumerate(batch):
-                length = len(self.rows[i].tokens.completion_ids)
-                self.old_logprobs[i] = scores.logprobs_BT[b, :length].cpu()
-                self.old_values[i] = scores.values_BT[b, :length].cpu()
-                self.advantages[i] = advantages_BT[b, :length].cpu()
-                self.returns[i] = returns_BT[b, :length].cpu()
+        advantages: dict[int, torch.Tensor] = {}
+        self.within_memory(lambda: self._ask_critic(advantages))
+        self.exchange(self.old_logprobs, self.old_values, advantages, self.returns)
+        self.advantages = [advantages[i] for i in range(len(self.rows))]
         if not self.rows:
             return {}
         if settings.whiten:
@@ -231,6 +307,25 @@ class Updater:
             "return_mean": returns.double().mean().item(),
         }
 
+    def _ask_critic(self, advantages: dict[int, torch.Tensor]) -> None:
+        settings = self.rl.advantage
+        for batch in self.equally_many(self.micro_batches(self.share(range(len(self.rows))))):
+            rows = [self.rows[i] for i in batch]
+            scores = self.score(batch)
+            if not batch:
+                continue
+            kl = [row.reference_logprobs_C if self.rl.kl.place == "reward" else None for row in rows]
+            rewards = [token_rewards(r.reward, r.sampling_logprobs_C, k, self.rl.kl) for r, k in zip(rows, kl)]
+            advantages_BT, returns_BT = generalised_advantages(
+                self._padded(rewards), scores.values_BT, scores.mask_BT, settings.gamma, settings.lam
+            )
+            for b, i in enumerate(batch):
+                length = len(self.rows[i].tokens.completion_ids)
+                self.old_logprobs[i] = scores.logprobs_BT[b, :length].cpu()
+                self.old_values[i] = scores.values_BT[b, :length].cpu()
+                advantages[i] = advantages_BT[b, :length].cpu()
+                self.returns[i] = returns_BT[b, :length].cpu()
+
     def step(self, positions: Sequence[int]) -> dict[str, float]:
         """One optimiser step on the rows at `positions`; returns its metrics. Raises FloatingPointError for NaN."""
         totals = Totals(
@@ -240,16 +335,14 @@ class Updater:
             choices=sum(len(self.rows[i].boundaries.columns_K) for i in positions) if self.actions else 0,
         )
         known = dict(self.old_logprobs)
-        try:
-            metrics = self.gradient(self.trained(positions), totals)
-        except torch.OutOfMemoryError:
-            if self.out_of_memory:
-                raise
-            self.out_of_memory = True
-            self.budget = max(1, self.budget // 2)
-            self.old_logprobs = known
-            metrics = self.gradient(self.trained(positions), totals)
-        norm = torch.nn.utils.clip_grad_norm_([p for _, p in self.named], self.rl.max_gradient_norm).item()
+
+        def compute() -> tuple[float, Statistics]:
+            self.old_logprobs = dict(known)
+            return self.gradient(self.share(self.trained(positions)), totals)
+
+        loss, statistics = self.combined(*self.within_memory(compute))
+        metrics = {"loss": loss} | statistics.values()
+        norm = clip_gradients([p for _, p in self.named], self.rl.max_gradient_norm)
         if not np.isfinite(norm):
             raise FloatingPointError(
                 f"the gradient norm is {norm}: nothing is updated; lower rl.learning_rate or use model.dtype float32"
@@ -261,16 +354,37 @@ class Updater:
             self.actions.adapt(metrics["action_entropy"])
         return metrics | {"gradient_norm": norm, "trained_tokens": float(totals.tokens)}
 
-    def gradient(self, positions: Sequence[int], totals: Totals) -> dict[str, float]:
-        """Accumulates the gradient over micro-batches; returns loss and statistics of the trained rows."""
+    def gradient(self, positions: Sequence[int], totals: Totals) -> tuple[float, Statistics]:
+        """Accumulates the gradient over micro-batches; returns loss and statistics of the rows at `positions`."""
         self.optimizer.zero_grad(set_to_none=True)
         statistics = Statistics()
         loss_sum = 0.0
-        for batch in self.micro_batches(positions):
-            loss = self.micro_batch_loss(batch, totals, statistics)
-            loss.backward()
+        for batch in self.equally_many(self.micro_batches(positions)):
+            loss = self.micro_batch_loss(batch, totals, statistics) if batch else self.stand_in_loss()
+            # FSDP2 averages over the ranks what is to be summed.
+            (loss * self.world.size if self.world.sharded else loss).backward()
             loss_sum += loss.item()
-        return {"loss": loss_sum} | statistics.values()
+        return loss_sum, statistics
+
+    def stand_in_loss(self) -> torch.Tensor:
+        """0, with a gradient of 0 for everything."""
+        scores = self.score([])
+        total = scores.logprobs_BT.sum()
+        return 0.0 * (total if scores.values_BT is None else total + scores.values_BT.sum())
+
+    def combined(self, loss: float, statistics: Statistics) -> tuple[float, Statistics]:
+        """Sums loss, statistics and gradients over the processes, and exchanges what they learnt."""
+        if self.world.size == 1:
+            return loss, statistics
+        self.exchange(self.old_logprobs)
+        parts = self.world.gather((loss, statistics))
+        apart = [p for _, p in self.named if not (self.world.sharded and isinstance(p, DTensor))]
+        self.world.add_up(apart)
+        if self.world.sharded:
+            for parameter in apart:
+                if parameter.grad is not None:
+                    parameter.grad /= self.world.size
+        return sum(part for part, _ in parts), Statistics.total([part for _, part in parts])
 
     def micro_batch_loss(self, positions: Sequence[int], totals: Totals, statistics: Statistics) -> torch.Tensor:
         """The part of the step's loss that the rows at `positions` make up, with gradient."""

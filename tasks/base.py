@@ -2,7 +2,7 @@
 
 from data.settings import Prompt, SuiteSource
 from data.storage import ArtifactRef
-from models.requests import BaseRequest, Device
+from models.requests import BaseRequest
 from models.settings import Model
 from tasks.steps import Inputs, RunContext, run_step, step_task
 
@@ -27,6 +27,6 @@ def base_model(
         excluded=tuple(inputs.add(ref) / "questions.parquet" for ref in demonstrations) if pretrained_here else (),
         pieces=pieces if pretrained_here else (),
         seed=seed,
-        compute=Device(device=run.device, threads=run.threads),
+        compute=run.compute,
     )
     return run_step("base model", "models.base:prepare", request, run.url("base"), inputs, run)

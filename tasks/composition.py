@@ -2,7 +2,7 @@
 
 from data.settings import Prompt
 from data.storage import ArtifactRef
-from models.requests import ComposeRequest, Device
+from models.requests import ComposeRequest
 from models.settings import CompositionSettings
 from tasks.steps import Inputs, RunContext, run_step, step_task
 
@@ -30,6 +30,6 @@ def compose(
         prompts=prompts,
         composition=settings,
         seed=seed,
-        compute=Device(device=run.device, threads=run.threads),
+        compute=run.compute,
     )
     return run_step("compose", "models.loracoe.step:compose", request, run.url(place), inputs, run)

@@ -2,7 +2,7 @@
 
 from data.settings import Prompt, Reasoning
 from data.storage import ArtifactRef
-from models.requests import Device, EvaluateRequest, PolicyFiles
+from models.requests import EvaluateRequest, PolicyFiles
 from models.settings import Engine, EvaluationSettings
 from tasks.steps import Inputs, RunContext, run_step, step_task
 
@@ -40,7 +40,7 @@ def evaluate(
         split=split,
         limit=limit,
         seed=seed,
-        compute=Device(device=run.device, threads=run.threads),
+        compute=run.compute,
     )
     usual = split == "test" and limit is None
     url = run.url("evaluation", *([] if usual else [f"{split}-{limit or 'all'}"]), model, task)

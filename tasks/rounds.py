@@ -6,8 +6,8 @@ from prefect.states import Completed
 from data import storage
 from data.settings import Curriculum, Prompt, Reasoning, RewardSettings
 from data.storage import ArtifactRef
-from models.requests import CellRequest, Device
-from models.settings import Engine, EvaluationSettings, Parameters, RLSettings
+from models.requests import CellRequest
+from models.settings import Engine, EvaluationSettings, Parameters, RLSettings, Tracking
 from tasks import compute
 from tasks.steps import Inputs, RunContext, TaskReport, configured, result_of, step_key, step_task
 
@@ -31,6 +31,7 @@ def run_cell(
     rl: RLSettings,
     evaluation: EvaluationSettings,
     engine: Engine,
+    tracking: Tracking,
     seed: int,
     retries: int,
     retry_delay_seconds: float,
@@ -57,7 +58,8 @@ def run_cell(
         start_states=inputs.add(starts) / "start_states.parquet",
         questions=inputs.add(demonstrations) / "questions.parquet",
         seed=seed,
-        compute=Device(device=run.device, threads=run.threads),
+        compute=run.compute,
+        tracking=tracked(run, tracking, f"{task}-{arm}-{seed}"),
     )
     default = RLSettings()
     scheduling = {name: getattr(default, name) for name in SCHEDULING_ONLY}
@@ -76,6 +78,12 @@ def run_cell(
                 raise RuntimeError(f"{request.url}/result: {reason}, although its rounds say that they are finished")
             return found
         first = last + 1
+
+
+def tracked(run: RunContext, tracking: Tracking, cell: str) -> Tracking:
+    """`tracking` with the names of one cell, and the run's folder where none is set."""
+    folder = tracking.folder if tracking.folder is not None else run.url("trackers")
+    return tracking.model_copy(update={"run_name": f"{tracking.run_name or run.name}-{cell}", "folder": folder})
 
 
 @step_task("rounds-{task}-{arm}-{first}-to-{last}")
@@ -98,7 +106,7 @@ def update_round(run: RunContext, task: str, arm: str, first: int, last: int, re
 
 def _call(function: str, subject: str, run: RunContext, request: CellRequest) -> dict | State:
     report = TaskReport(subject)
-    process = compute.shared(run.threads, run.python)
+    process = compute.shared(run.threads, run.python, run.launch)
     try:
         progress = process.call(function, request, None, report, run.timeout)
     except BaseException:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from prefect import get_run_logger, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
@@ -23,6 +23,7 @@ from data import storage
 from data.artifacts import SCHEMA_VERSION, stable_hash
 from data.settings import Settings
 from data.storage import ArtifactRef
+from models.requests import Device, Launch
 from models.rollout import vllm_python
 from tasks import compute, display
 from tasks.api import if_reached
@@ -44,8 +45,16 @@ class RunContext(Settings):
     threads: int | None = None
     python: str | None = None
     """The Python of the computing process; None: this one."""
+    mixed_precision: Literal["no", "bf16"] = "no"
+    launch: Launch | None = None
+    """How several processes are started; None: one process."""
     timeout: float
     """Seconds after which a step's computation is killed."""
+
+    @property
+    def compute(self) -> Device:
+        """Where a step of this run computes."""
+        return Device(device=self.device, threads=self.threads, mixed_precision=self.mixed_precision)
 
     def url(self, *parts: str) -> str:
         """A place inside the run's folder."""
@@ -126,13 +135,13 @@ class Inputs(dict[Path, ArtifactRef]):
 
 
 WITHOUT_EFFECT = {
-    **dict.fromkeys(("compute", "url", "key", "last_round"), True),
+    **dict.fromkeys(("compute", "url", "key", "last_round", "tracking"), True),
     "engine": {
         *("urls", "adapter_folder", "concurrency", "row_timeout_seconds", "row_attempts", "patience_seconds"),
         *("python", "memory_share", "sleep", "max_rows"),
     },
 }
-"""Fields of a request that say where, when or in what portions to compute, not what."""
+"""Fields of a request that say where, when or in what portions to compute and who watches, not what."""
 
 
 def step_key(function: str, step_version: int, request: BaseModel, inputs: Inputs, python: str | None = None) -> str:
@@ -161,6 +170,9 @@ def step_key(function: str, step_version: int, request: BaseModel, inputs: Input
         found = vllm_python.find(python, "engine.python").versions
         libraries = {name: found[name] for name in (*names, *vllm_python.PACKAGES) if name in found}
     values = canonical(request.model_dump(exclude=WITHOUT_EFFECT))
+    precision = getattr(getattr(request, "compute", None), "mixed_precision", "no")
+    if precision != "no":  # what rounds otherwise has other numbers; devices and processes round alike
+        values["mixed_precision"] = precision
     return stable_hash(function, step_version, SCHEMA_VERSION, libraries, values)
 
 
@@ -188,7 +200,7 @@ def run_step(
         report.log(f"made again: {reason}")
     try:
         with storage.staging(url) as folder:
-            process = compute.shared(run.threads, run.python)
+            process = compute.shared(run.threads, run.python, run.launch)
             info = process.call(function, request, folder, report, run.timeout)
             made = storage.publish(folder, url, key, info)
     except BaseException:

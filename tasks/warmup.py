@@ -2,7 +2,7 @@
 
 from data.settings import Prompt
 from data.storage import ArtifactRef
-from models.requests import Device, PolicyFiles, WarmupRequest
+from models.requests import PolicyFiles, WarmupRequest
 from models.settings import Parameters, WarmupSettings
 from tasks.steps import Inputs, RunContext, run_step, step_task
 
@@ -34,7 +34,7 @@ def warm_up(
         demonstrations=inputs.add(demonstrations) / "demonstrations.parquet",
         traces=inputs.add(traces) / "traces.parquet" if traces is not None else None,
         seed=seed,
-        compute=Device(device=run.device, threads=run.threads),
+        compute=run.compute,
     )
     url = run.url("experts", task, folder)
     subject = "warm-up" if folder == "warmup" else "plain warm-up"

@@ -5,6 +5,7 @@ from models.rollout.engine import RolloutEngine
 from models.settings import Engine
 from models.settings import TransformersEngine as TransformersSettings
 from models.settings import VLLMServerEngine as ServerSettings
+from models.world import world
 
 
 def make_engine(settings: Engine, policy: Policy) -> RolloutEngine:
@@ -15,6 +16,10 @@ def make_engine(settings: Engine, policy: Policy) -> RolloutEngine:
     if isinstance(settings, TransformersSettings):
         from models.rollout.transformers_engine import TransformersEngine
 
+        if world().size > 1 and world().led:
+            from models.rollout.spread import SpreadEngine
+
+            return SpreadEngine(settings, policy)
         return TransformersEngine(policy, settings.batch_size)
     if isinstance(settings, ServerSettings):
         from models.rollout.vllm_server import VLLMServerEngine
