@@ -267,12 +267,13 @@ def test_after_an_update_the_engine_samples_from_the_new_policy(files, rows, tmp
     assert max((one - other).abs().max() for one, other in zip(before, sampled)) > 1e-2
 
 
-def test_six_rounds_straight_or_three_and_three_in_another_process_state(files, rows, tmp_path):
-    """Weights, moments and generators after six updates are the same when everything is read back after three."""
+@pytest.mark.parametrize("advantage", [{"kind": "group_mean"}, {"kind": "gae"}], ids=lambda settings: settings["kind"])
+def test_six_rounds_straight_or_three_and_three_in_another_process_state(files, rows, tmp_path, advantage):
+    """Weights, moments, value head and generators after six updates are the same when all is read back after three."""
     from data.artifacts import file_hash
     from models.update import update
 
-    request = update_request(tmp_path, files, rows, steps=2, learning_rate=1e-3)
+    request = update_request(tmp_path, files, rows, steps=2, learning_rate=1e-3, advantage=advantage)
 
     def six(folder, disturb):
         state, weights = None, files.weights

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from data import storage
-from data.artifacts import file_hash, read_rows
+from data.artifacts import file_hash, read_rows, stable_hash
 from data.progress import Silent
 from data.settings import MixedCurriculum, PlainPrompt, RewardSettings
 from models import cell as cell_module
@@ -66,8 +66,16 @@ def request_for(inputs: dict, url: Path, key: str = "key", last_round: int | Non
 
 
 def contents(url: Path) -> dict[str, str]:
-    """Hash of every file of a cell but the manifests' own places."""
-    return {path.relative_to(url).as_posix(): file_hash(path) for path in sorted(url.rglob("*")) if path.is_file()}
+    """Hash of every file of a cell; of a manifest, what it says besides the CPU seconds that its step took."""
+    found = {}
+    for path in sorted(url.rglob("*")):
+        if path.name == "manifest.json":
+            manifest = json.loads(path.read_text())
+            manifest["info"].pop("cpu_seconds", None)
+            found[path.relative_to(url).as_posix()] = stable_hash(manifest)
+        elif path.is_file():
+            found[path.relative_to(url).as_posix()] = file_hash(path)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -209,11 +217,12 @@ def test_rollouts_and_updates_as_tasks_of_their_own(straight, inputs, tmp_path):
     "damaged",
     ["update/weights/adapter_model.safetensors", "update/trainer_state/state.json", "rollouts/curriculum.json"],
 )
-def test_a_damaged_newest_round_is_named_and_made_again(straight, inputs, tmp_path, damaged):
+@pytest.mark.parametrize("damage", [lambda b: b[:-1] + b"#", lambda b: b[: len(b) // 2]], ids=["changed", "truncated"])
+def test_a_damaged_newest_round_is_named_and_made_again(straight, inputs, tmp_path, damaged, damage):
     url = tmp_path / "cell"
     run_rounds(request_for(inputs, url, last_round=3), Silent())
     path = url / "rounds/0003" / damaged
-    path.write_bytes(path.read_bytes()[:-1] + b"#")
+    path.write_bytes(damage(path.read_bytes()))
     report = Lines()
     progress = run_rounds(request_for(inputs, url), report)
     assert any(str(path) in line and "hash" in line for line in report.lines)
