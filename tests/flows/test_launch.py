@@ -8,6 +8,7 @@ from flows.architectures import Architecture
 from flows.launch import SHIPPED, layout
 from flows.scale import described, update_memory
 from flows.settings import ComputeSettings
+from models.requests import BaseRequest
 
 TOY = Architecture(10, 2, 1, 1, 10, 20, 100, True)
 
@@ -103,3 +104,20 @@ def test_memory_by_hand():
         "activations": 8,
         "gathered units": (1050 + 2000) * 2,
     }
+
+
+def test_a_run_hands_its_processes_to_every_task(tmp_path):
+    from flows.pipeline import Pipeline
+    from tasks.steps import Inputs, step_key
+
+    settings = {"root": str(tmp_path), "compute": {"processes": 3, "sharding": "fsdp2", "device": "cpu"}}
+    context = Pipeline(config.load("tiny", settings)).context
+    assert (context.launch.processes, context.launch.config.name) == (3, "fsdp2.yaml")
+    assert Pipeline(config.load("tiny", {"root": str(tmp_path)})).context.launch is None
+
+    def key(**compute):
+        found = Pipeline(config.load("tiny", {"root": str(tmp_path), "compute": compute})).context.compute
+        request = BaseRequest(model=config.load("tiny").model, compute=found)
+        return step_key("models.base:prepare", 1, request, Inputs())
+
+    assert key() == key(processes=3, sharding="fsdp2") != key(mixed_precision="bf16")
