@@ -33,6 +33,10 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--settings", type=Path, metavar="FILE", help="TOML file laid over the preset")
         sub.add_argument("--name", help="name of the run (default: the preset's name)")
         sub.add_argument("--root", help="folder of the runs, a path or fsspec URL (default: runs)")
+        if name == "plan":
+            for rate, what in (("generated", "sampled"), ("trained", "trained")):
+                text = f"{what} tokens a second and GPU that were measured, for the hours of the published run"
+                sub.add_argument(f"--{rate}-per-second", type=float, metavar="N", help=text)
         sub.epilog = "Any setting: --section.setting VALUE, for example --rl.generated_tokens 50000."
         if name == "serve":
             _add_serve_options(sub)
@@ -125,7 +129,7 @@ def _run_or_plan(options: argparse.Namespace, rest: Sequence[str]) -> int:
     if options.command == "plan":
         from flows.plan import print_plan
 
-        print_plan(settings)
+        print_plan(settings, options.generated_per_second, options.trained_per_second)
         for problem in preflight.problems(settings):
             print(f"before it can run: {problem}")
         return OK

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from flows import config, scale
 from flows.architectures import BYTES, architecture
+from flows.published import PublishedRun, Rates
 from flows.settings import RunSettings
 
 EXPECTED_LENGTH_SHARE = 0.5
@@ -30,7 +31,7 @@ def steps(settings: RunSettings) -> Iterator[tuple[str, str]]:
         yield f"warm-up {task}", f"{length} of {warmup.batch_size} demonstrations, rate {warmup.learning_rate:g}"
         for arm in settings.arms:
             cell = config.arm_settings(settings, task, arm)
-            stages = getattr(cell.curriculum, "n_stages", 1)
+            stages = "one a step" if cell.curriculum.kind == "adaptive" else getattr(cell.curriculum, "n_stages", 1)
             yield f"start states {task}/{arm}", f"{cell.curriculum.kind}, {stages} per demonstration"
             yield (
                 f"rounds {task}/{arm}",
@@ -103,8 +104,22 @@ def task_runs(settings: RunSettings) -> int:
     return count
 
 
-def print_plan(settings: RunSettings) -> None:
-    """Prints the resolved settings, the steps and the sizes."""
+def published(settings: RunSettings, generated: float | None, trained: float | None) -> list[tuple[str, str]]:
+    """R³'s published run on GSM8K with this base: tokens, steps, memory and hours; nothing for a tiny model.
+
+    `generated` and `trained` are tokens a second and GPU; None: estimated.
+    """
+    shape = architecture(settings.model)
+    if settings.model.kind == "tiny" or shape is None:
+        return []
+    guess = Rates.estimated(shape)
+    rates = Rates(generated or guess.generated, trained or guess.trained)
+    run = PublishedRun(shape, settings.parameters, getattr(settings.model, "dtype", "float32"))
+    return run.rows(rates, measured=bool(generated and trained))
+
+
+def print_plan(settings: RunSettings, generated: float | None = None, trained: float | None = None) -> None:
+    """Prints the resolved settings, the steps, the sizes, and the published run on this base."""
     console = Console(highlight=False, width=None)
     table = Table(title=f"run {settings.name} in {settings.root}", show_header=False, title_justify="left")
     for field, value in _flat(settings.model_dump(mode="json")):
@@ -118,6 +133,11 @@ def print_plan(settings: RunSettings) -> None:
     for row in sizes(settings):
         table.add_row(*row)
     console.print(table)
+    if rows := published(settings, generated, trained):
+        table = Table(title="R³'s published run on GSM8K with this base", show_header=False, title_justify="left")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
 
 
 def _source(source) -> str:

@@ -180,6 +180,43 @@ def stage_plot(content: Content, task: str, theme: Theme, title: str) -> Figure:
     return figure
 
 
+def revealed_plot(curves: Sequence[Curve], arms: Sequence[str], theme: Theme, title: str) -> Figure:
+    """Mean revealed share of the rounds' start states against generated tokens, one line a cell."""
+    figure, axes = new_axes(theme, title, WIDTH, HEIGHT)
+    named = set()
+    for curve in curves:
+        i = series_index(arms, curve.arm)
+        x, y = zip(*curve.points)
+        label = None if curve.arm in named else plot_text(curve.arm)
+        axes.plot(x, y, color=theme.series[i], linewidth=1.8, label=label)
+        named.add(curve.arm)
+    percent_axis(axes, [y for curve in curves for _, y in curve.points])
+    token_axis(axes, theme)
+    add_legend(axes, theme)
+    return figure
+
+
+def stage_curves_plot(curves: dict[int, list[Curve]], arms: Sequence[str], theme: Theme, title: str) -> Figure:
+    """Smoothed success of the first, middle and last stage against generated tokens: colour by arm, dashes by stage."""
+    figure, axes = new_axes(theme, title, WIDTH, HEIGHT)
+    stages = sorted(curves)
+    shown = dict.fromkeys([stages[0], stages[len(stages) // 2], stages[-1]])
+    values = []
+    for style, stage in zip(("-", "--", ":"), shown):
+        for curve in curves[stage]:
+            i = series_index(arms, curve.arm)
+            x, y = zip(*smoothed(curve.points))
+            axes.plot(x, y, color=theme.series[i], linestyle=style, linewidth=1.5)
+            values += y
+        axes.plot([], [], color=theme.muted, linestyle=style, label=f"stage {stage}")
+    for arm in dict.fromkeys(curve.arm for found in curves.values() for curve in found):
+        axes.plot([], [], color=theme.series[series_index(arms, arm)], linewidth=3, label=plot_text(arm))
+    percent_axis(axes, values)
+    token_axis(axes, theme)
+    add_legend(axes, theme)
+    return figure
+
+
 def accuracy_plot(content: Content, theme: Theme, title: str) -> Figure:
     """Accuracy of every model with its interval, one block of rows a task."""
     columns = content.columns
@@ -271,6 +308,29 @@ def _stage_picture(content: Content, task: str, dpi: int) -> Picture | None:
     return _picture(f"{task}-stages", "stages", task, alt, dpi, draw)
 
 
+def _stage_curves_picture(content: Content, task: str, dpi: int) -> Picture | None:
+    found = content.training.stage_curves.items()
+    curves = {stage: [curve for curve in all_tasks if curve.task == task] for stage, all_tasks in found}
+    curves = {stage: chosen for stage, chosen in curves.items() if chosen}
+    if len(curves) < 2:
+        return None
+    draw = partial(stage_curves_plot, curves, content.arms, title=f"{task}: success by stage over time")
+    alt = f"Sampled accuracy by stage against generated tokens, {task}"
+    return _picture(f"{task}-stage-curves", "stages", task, alt, dpi, draw)
+
+
+def _revealed_picture(content: Content, task: str, dpi: int) -> Picture | None:
+    curves = [curve for curve in content.training.revealed if curve.task == task]
+    if not any(y for curve in curves for _, y in curve.points):
+        return None
+    draw = partial(revealed_plot, curves, content.arms, title=f"{task}: revealed share")
+    alt = f"Revealed share of the demonstrations against generated tokens, {task}"
+    return _picture(f"{task}-revealed", "stages", task, alt, dpi, draw)
+
+
+TASK_PICTURES = (curve_picture, _reward_picture, _stage_picture, _stage_curves_picture, _revealed_picture)
+
+
 def pictures(content: Content, dpi: int = 200) -> list[Picture]:
     """All pictures that the content has numbers for."""
     found: list[Picture | None] = []
@@ -279,7 +339,7 @@ def pictures(content: Content, dpi: int = 200) -> list[Picture]:
         alt = "Accuracy of every model with its interval"
         found.append(_picture("accuracy", "accuracy", None, alt, dpi, partial(accuracy_plot, content, title=title)))
     for task in content.tasks:
-        found += [make(content, task, dpi) for make in (curve_picture, _reward_picture, _stage_picture)]
+        found += [make(content, task, dpi) for make in TASK_PICTURES]
     if content.importance:
         draw = partial(importance_plot, content.importance, title="Importance held by the top ranks")
         alt = "Share of the importance mass in the most important ranks, by task"

@@ -13,7 +13,7 @@ from data.artifacts import read_rows
 from data.report.request import CellFiles
 from data.report.text import count, cut, decimal, percent, plural
 
-REWARD, VALIDATION = "reward", "validation_accuracy"
+REWARD, VALIDATION, REVEALED = "reward", "validation_accuracy", "revealed_share_mean"
 STAGE_NAME = re.compile(r"(?P<kind>accuracy|rollouts)/stage_(?P<stage>\d+)")
 EARLY_LATE = 3  # early and late: the first and the last third of the rounds; our choice
 SMOOTHED = 8  # the reward curve averages over this share of the rounds; our choice
@@ -96,6 +96,10 @@ class Training:
     validation: list[Curve] = field(default_factory=list)
     reward: list[Curve] = field(default_factory=list)
     stages: list[StageSuccess] = field(default_factory=list)
+    revealed: list[Curve] = field(default_factory=list)
+    """Mean revealed share of the rounds' start states."""
+    stage_curves: dict[int, list[Curve]] = field(default_factory=dict)
+    """Stage → sampled accuracy of its start states over the rounds."""
     tokens: dict[tuple[str, str], int] = field(default_factory=dict)
     """(arm, task) → generated tokens, the mean over seeds."""
     checkpoints: list[Checkpoint] = field(default_factory=list)
@@ -161,7 +165,11 @@ def read_training(cells: Sequence[CellFiles]) -> Training:
             chosen = series([row for row in rows if row["round"] == found.round], VALIDATION)
             point = chosen[0] if chosen else None
             training.checkpoints.append(Checkpoint(cell.task, cell.arm, cell.seed, found, point))
-        for name, curves in ((VALIDATION, training.validation), (REWARD, training.reward)):
+        for stage in sorted({int(match["stage"]) for row in rows if (match := STAGE_NAME.fullmatch(row["name"]))}):
+            points = series(rows, f"accuracy/stage_{stage}")
+            training.stage_curves.setdefault(stage, []).append(Curve(cell.task, cell.arm, cell.seed, points))
+        named = ((VALIDATION, training.validation), (REWARD, training.reward), (REVEALED, training.revealed))
+        for name, curves in named:
             if points := series(rows, name):
                 curves.append(Curve(cell.task, cell.arm, cell.seed, points))
         if stages := by_stage(rows, cell):

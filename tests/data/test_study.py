@@ -117,3 +117,15 @@ def test_a_measure_that_cannot_be_judged_is_left_out(folder):
     found = figures(cells, SHAPE, None)
     assert "valid" not in found["differences"]["r3_minus_rl"]
     assert found["mean"]["r3"]["valid"] is None and found["mean"]["r3"]["accuracy"] is not None
+
+
+def test_revealed_share_and_stages_over_time_are_drawn():
+    from data.report.plots import LIGHT, revealed_plot, stage_curves_plot
+    from data.report.training import Curve
+
+    curves = [Curve("sums", arm, 0, ((0.0, 0.5), (100.0, 0.2))) for arm in ("rl", "r3")]
+    axes = revealed_plot(curves, ("rl", "r3"), LIGHT, "x").axes[0]
+    assert [line.get_ydata().tolist() for line in axes.lines] == [[0.5, 0.2]] * 2
+    axes = stage_curves_plot({0: curves, 2: curves[:1], 4: curves[1:]}, ("rl", "r3"), LIGHT, "x").axes[0]
+    assert sum(len(line.get_xdata()) == 2 for line in axes.lines) == 4
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["stage 0", "stage 2", "stage 4", "rl", "r3"]
