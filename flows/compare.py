@@ -33,6 +33,8 @@ def add_command(command: Callable[[str, str], argparse.ArgumentParser]) -> None:
         help=f"folder of a study's results (default: {RESULTS}); for two evaluations: write the comparison here",
     )
     sub.add_argument("--check", action="store_true", help="recompute every figure and run one random cell again")
+    text = "sample the base at every difficulty of the tasks' suites, before the study is committed; run no cell"
+    sub.add_argument("--calibrate", action="store_true", help=text)
     sub.add_argument("--list", action="store_true", help="show the cells and which of them are finished; run nothing")
 
 
@@ -46,7 +48,7 @@ def compare(options: argparse.Namespace) -> int:
         return _list(study, out)
     if options.check:
         _check_figures(study, out)
-    else:
+    elif not options.calibrate:
         study.commit()
     environment.prepare(console_level="CRITICAL")
     reaper.watch()
@@ -58,6 +60,8 @@ def compare(options: argparse.Namespace) -> int:
     try:
         if options.check:
             return _rerun(study, options.root, out)
+        if options.calibrate:
+            return _calibrate(study, options.root, out)
         from flows.comparison import method_comparison
 
         figures = method_comparison(options.study, options.cells, options.max_cells, options.root, str(out))
@@ -98,6 +102,24 @@ def _check_figures(study: Study, out: Path) -> None:
             f"{path}: {', '.join(wrong)} do not follow from the per-answer tables; run ratchet compare again"
         )
     print(f"every figure of {path} follows from {found['cells']} per-answer tables", flush=True)
+
+
+def _calibrate(study: Study, root: str, out: Path) -> int:
+    from prefect import flow
+
+    from flows.comparison import Comparing
+    from tasks.compute import close_shared
+
+    @flow(name="comparison-calibration", persist_result=False)
+    def calibration() -> dict:
+        try:
+            return Comparing(study, root, out).calibrate()
+        finally:
+            close_shared()
+
+    for suite, difficulty in calibration().items():
+        print(f"{suite}: difficulty {difficulty} lies least outside of the rule's bands")
+    return 0
 
 
 def _rerun(study: Study, root: str, out: Path) -> int:

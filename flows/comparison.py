@@ -19,9 +19,9 @@ from flows.locks import run_lock
 from flows.pipeline import Pipeline
 from flows.study import Study, load_study
 from models.requests import Device
-from models.study_requests import StudyCellRequest, StudyWarmupRequest
+from models.study_requests import CalibrationRequest, StudyCellRequest, StudyWarmupRequest, WarmupRule
 from tasks.compute import MayPass, StepFailed, close_shared
-from tasks.study import CellInputs, study_cell, study_warmup
+from tasks.study import CellInputs, study_calibration, study_cell, study_warmup
 
 Key = tuple[str, str, int]
 UNSET = Path("unset")
@@ -177,6 +177,22 @@ class Comparing:
         given = CellInputs(base=base, demonstrations=demonstrations[task])
         with self.lock(f"warmup-{task}-{seed}", wait=True):
             return self.pipeline.call(study_warmup, task, seed, request, given)
+
+    def calibrate(self) -> dict[str, Any]:
+        """Suite → the difficulty at which the base lies least outside of the warm-up rule's bands. No test question."""
+        demonstrations, base = self.inputs()
+        experts = self.settings.experts
+        request = CalibrationRequest(
+            base=UNSET,
+            suites={self.suite(task): expert.prompt for task, expert in experts.items() if self.suite(task)},
+            difficulties=tuple(range(2, 11)),
+            excluded=(),
+            rule=self.study.settings.warmup_rule or WarmupRule(),
+            rl=next(iter(experts.values())).rl,
+            engine=self.settings.engine,
+            compute=self.device,
+        )
+        return self.pipeline.call(study_calibration, request, base, list(demonstrations.values())).info
 
     @property
     def device(self) -> Device:

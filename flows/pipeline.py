@@ -7,7 +7,7 @@ from prefect import flow, get_run_logger, runtime
 
 from data import storage
 from data.meta_actions.grammar import PIECES
-from data.settings import MetaActions, PlainReasoning, Reasoning
+from data.settings import MetaActions, PlainReasoning, Reasoning, Source, SuiteSource
 from data.storage import ArtifactRef
 from data.suites import SUITES
 from flows import config, parameters
@@ -17,6 +17,7 @@ from flows.locks import run_lock
 from flows.parameters import FanOut, Overrides, Preset, RunName, Seed, Tokens
 from flows.preflight import computing_python
 from flows.settings import ExpertSettings, RunSettings
+from models.settings import Model
 from tasks.base import base_model
 from tasks.composition import compose
 from tasks.compute import close_shared
@@ -89,6 +90,24 @@ def reasoning_of(expert: ExpertSettings, weights: tuple[ArtifactRef, str] | None
     return expert.reasoning if weights is not None else PlainReasoning()
 
 
+def corpus_source(model: Model, source: SuiteSource) -> SuiteSource:
+    """What pre-training reads of a suite: with difficulties of its own nothing depends on the expert's."""
+    if model.kind != "tiny" or not model.pretrain_difficulties:
+        return source
+    return SuiteSource(suite=source.suite, seed=source.seed)
+
+
+def may_be_met(model: Model, source: Source) -> bool:
+    """Whether a tiny model's pre-training could meet a task's held-out questions, so that they must be excluded.
+
+    A question of a suite spells out its steps: questions of different difficulties are never the same.
+    """
+    if model.kind != "tiny" or source.kind != "suite" or not model.pretrain_difficulties:
+        return True
+    difficulty = source.difficulty or SUITES[source.suite].default_difficulty
+    return difficulty in model.pretrain_difficulties
+
+
 class Pipeline:
     """The steps of one run in their order."""
 
@@ -144,13 +163,13 @@ class Pipeline:
 
     def prepare(self) -> tuple[dict[str, ArtifactRef], ArtifactRef]:
         """What all experts share: every task's demonstrations and held-out questions, and the base model."""
-        settings = self.settings
-        demonstrations = {task: self.ingest(task, expert) for task, expert in settings.experts.items()}
+        settings, experts = self.settings, self.settings.experts
+        demonstrations = {task: self.ingest(task, expert) for task, expert in experts.items()}
         base = self.call(
             base_model,
             settings.model,
-            [(e.source, e.prompt) for e in settings.experts.values() if e.source.kind == "suite"],
-            list(demonstrations.values()),
+            [(corpus_source(settings.model, e.source), e.prompt) for e in experts.values() if e.source.kind == "suite"],
+            [demonstrations[task] for task, e in experts.items() if may_be_met(settings.model, e.source)],
             settings.seed,
             pieces(settings),
         )

@@ -101,3 +101,20 @@ class StudyCellRequest(Settings):
     """Held-out demonstrations from whose start states the trained policy is sampled at the end; 0: none."""
     seed: int
     compute: Device = Device()
+
+
+class CalibrationRequest(Settings):
+    """models.calibration:calibrate → `calibration.json`: the base's sampled success by suite and difficulty."""
+
+    base: Path
+    suites: dict[str, Prompt]
+    """Suite → prompt of its task."""
+    difficulties: tuple[int, ...]
+    excluded: tuple[Path, ...]
+    """questions.parquet files: none of their questions is asked."""
+    demonstrations: int = Field(100, ge=1)
+    """Fresh examples a suite and difficulty."""
+    rule: WarmupRule
+    rl: RLSettings
+    engine: Engine
+    compute: Device = Device()

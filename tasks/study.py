@@ -4,7 +4,7 @@ from prefect.client.schemas.objects import State
 
 from data.settings import Settings
 from data.storage import ArtifactRef
-from models.study_requests import StudyCellRequest, StudyWarmupRequest
+from models.study_requests import CalibrationRequest, StudyCellRequest, StudyWarmupRequest
 from tasks.steps import Inputs, RunContext, run_step, step_key, step_task
 
 
@@ -31,6 +31,18 @@ def study_warmup(run: RunContext, task: str, seed: int, request: StudyWarmupRequ
     )
     url = run.url("warmups", task, str(seed))
     return run_step(f"warm-up {task} {seed}", "models.study:warm_up", request, url, inputs, run)
+
+
+@step_task("calibration")
+def study_calibration(
+    run: RunContext, request: CalibrationRequest, base: ArtifactRef, demonstrations: list[ArtifactRef]
+) -> ArtifactRef:
+    """Publishes `calibration/`: the base's sampled success by suite and difficulty."""
+    inputs = Inputs()
+    excluded = tuple(inputs.add(ref) / "questions.parquet" for ref in demonstrations)
+    request = request.model_copy(update={"base": inputs.add(base), "excluded": excluded})
+    url = run.url("calibration")
+    return run_step("calibration", "models.calibration:calibrate", request, url, inputs, run)
 
 
 @step_task("cell-{task}-{arm}-{seed}")

@@ -1,7 +1,7 @@
 """Entailment over times told relative to one another; does the hypothesis about the last of them hold?
 
 The verdict is yes, no, or unknown for somebody the text does not tell of. Labels alone could be guessed, so the answer
-is the verdict with the last time: a guess is right in under 1 % of the questions. "On the hour" goes to the next full
+is the verdict with the last time: a guess is right in about 1 % of the questions. "On the hour" goes to the next full
 hour, so the order of the relations matters.
 """
 
@@ -12,7 +12,7 @@ from data.suites.base import Draw, Suite, is_chain
 
 NAMES = ("Ann", "Bob", "Cal", "Dan", "Eve", "Fay", "Gus", "Hal", "Ida", "Jim", "Kim", "Leo", "Max")
 FIRST, LAST = 6 * 60, 22 * 60
-"""Minutes of the day between which everybody comes; all times are multiples of 5 minutes."""
+"""Minutes of the day between which everybody comes; all times are quarters of an hour."""
 UNKNOWN_SHARE = 0.15
 """How often the hypothesis is about somebody the text does not tell of (our choice)."""
 
@@ -42,7 +42,7 @@ def apply(minutes: int, relation: str) -> int:
 def _relation(generator: random.Random, minutes: int) -> str:
     while True:
         kind = generator.choice(("after", "after", "before", "before", "on the hour"))
-        relation = kind if kind == "on the hour" else f"{5 * generator.randint(1, 11)} {kind}"
+        relation = kind if kind == "on the hour" else f"{15 * generator.randint(1, 3)} {kind}"
         if FIRST <= apply(minutes, relation) < LAST:
             return relation
 
@@ -56,7 +56,7 @@ def verdict(minutes: int, known: bool, direction: str, limit: int) -> str:
 
 def _draw(generator: random.Random, difficulty: int) -> Draw:
     people = generator.sample(NAMES, difficulty + 1)
-    start = minutes = generator.randrange(FIRST, LAST, 5)
+    start = minutes = generator.randrange(FIRST, LAST, 15)
     relations, lines = [], []
     for person in people[1:]:
         relation = _relation(generator, minutes)
@@ -66,7 +66,7 @@ def _draw(generator: random.Random, difficulty: int) -> Draw:
     untold = [name for name in NAMES if name not in people]
     known = not untold or generator.random() >= UNKNOWN_SHARE
     direction = generator.choice(("before", "after"))
-    limit = minutes + generator.choice((-1, 1)) * 5 * generator.randint(1, 12)
+    limit = minutes + generator.choice((-1, 1)) * 15 * generator.randint(1, 4)
     asked = people[-1] if known else generator.choice(untold)
     question = f"{people[0]} at {written(start)}, {', '.join(relations)}. Is {asked} {direction} {written(limit)}?"
     return Draw(question, "\n".join(lines), f"{verdict(minutes, known, direction, limit)} {written(minutes)}")

@@ -11,7 +11,7 @@ from data.suites.base import MONTHS, Draw, Suite, is_chain
 
 NAMES = ("Ann", "Bob", "Cal", "Dan", "Eve", "Fay", "Gus", "Ida")
 THINGS = ("pens", "cups", "caps", "nuts")
-LOW, HIGH = 2, 59
+LOW, HIGH = 2, 30
 TRIED = 200
 """Events drawn in a row that cannot happen before the whole story is drawn again (our choice)."""
 
@@ -51,7 +51,7 @@ def apply(names: tuple[str, str], amounts: Amounts, event: str) -> Amounts | Non
 
 
 def _event(generator: random.Random, names: tuple[str, str], amounts: Amounts) -> tuple[str, Amounts] | None:
-    """An event that can happen, and the amounts after it; None where hardly any can (59 and 59)."""
+    """An event that can happen, and the amounts after it; None where hardly any can (both at the top)."""
     for _ in range(TRIED):
         verb = generator.choice(("gives", "gives", "buys", "doubles", "halves", "swap"))
         event = "both swap" if verb == "swap" else f"{generator.choice(names)} {verb}"
@@ -75,7 +75,7 @@ def _steps(names: tuple[str, str], amounts: Amounts, events: list[str]) -> list[
 
 def _draw(generator: random.Random, difficulty: int) -> Draw:
     names = tuple(generator.sample(NAMES, 2))
-    start = amounts = (generator.randint(5, 50), generator.randint(5, 50))
+    start = amounts = (generator.randint(5, 25), generator.randint(5, 25))
     events = []
     while len(events) < difficulty:
         found = _event(generator, names, amounts)

@@ -5,8 +5,11 @@ import subprocess
 import pytest
 
 from data.errors import UserError
+from data.settings import SuiteSource
 from flows import config
+from flows.pipeline import corpus_source, may_be_met
 from flows.study import Study, StudySettings, load_study, study_names
+from models.settings import TinyLlama
 from tests.flows.studies import SMALL
 
 
@@ -77,3 +80,13 @@ def test_shipped_studies_are_sound(name):
 def test_an_unknown_study_is_an_error():
     with pytest.raises(UserError, match="there is no study 'nothing'"):
         load_study("nothing")
+
+
+def test_a_base_with_difficulties_of_its_own_depends_on_no_tasks_difficulty():
+    own, none = TinyLlama(pretrain_difficulties=(1, 2, 4)), TinyLlama()
+    source = SuiteSource(suite="deduction", difficulty=3, demonstrations=7)
+    assert corpus_source(own, source) == corpus_source(own, source.model_copy(update={"difficulty": 5}))
+    assert corpus_source(none, source) == source
+    assert not may_be_met(own, source) and may_be_met(none, source)
+    assert may_be_met(own, source.model_copy(update={"difficulty": 4}))
+    assert not may_be_met(own, SuiteSource(suite="deduction"))  # its default is 5
