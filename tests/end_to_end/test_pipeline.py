@@ -47,12 +47,12 @@ def test_every_metric_that_is_written_is_explained_and_conversely(finished):
     root, _ = finished
     written: dict[str, set[str]] = {}
     for path in sorted((root / "tiny").rglob("metrics.parquet")):
-        kind = next((part for part in ("base", "loracoe", "warmup") if part in path.parts), "rounds")
-        kind = "training" if kind in ("base", "warmup") and "rounds" not in path.parts else kind
+        places = {"base": "training", "warmup": "training", "loracoe": "composition"}
+        kind = places.get(path.parent.name, "rounds")
         written.setdefault(kind, set()).update(general(row["name"]) for row in read_rows(path, "metrics"))
     assert set().union(*written.values()) <= documented()
     assert written["training"] == documented("Warm-up")
-    assert written["loracoe"] == documented("Composition")
+    assert written["composition"] == documented("Composition")
 
 
 def test_accepted_and_rejected_are_what_was_read_and_the_splits_share_no_question(finished):
