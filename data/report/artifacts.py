@@ -8,8 +8,17 @@ sanitizer, so each has a plain table beneath it.
 from data.report.content import Content, column_title
 from data.report.html import data_uri
 from data.report.lineage import mermaid
-from data.report.markdown import accuracy_table, curve_table, difference_table, sample_text, stage_table
-from data.report.plots import curve_picture
+from data.report.markdown import (
+    accuracy_table,
+    curve_table,
+    difference_table,
+    files_text,
+    importance_text,
+    rejected_text,
+    sample_text,
+    stage_table,
+)
+from data.report.plots import curve_picture, importance_picture
 from data.report.text import count, interval, markdown_cell, percent
 
 LIMIT = 100_000  # bytes of one artifact
@@ -86,3 +95,23 @@ def samples_markdown(content: Content) -> str:
     if not content.samples:
         return "*No samples: this run kept no rollouts.*"
     return _fitting([sample_text(s, SAMPLE_LIMIT) for s in content.samples], "*More samples are in report.html.*")
+
+
+def data_markdown(content: Content) -> str:
+    """Rows read, accepted and rejected with reasons, and the run's files with their hashes; at most LIMIT."""
+    name = markdown_cell(content.request.run_name)
+    rejected = rejected_text(content) if content.ingested else "*Nothing was ingested in this run.*"
+    parts = [f"# Data of {name}", rejected, "## Files", files_text(content)]
+    return _fitting(parts, "*All files are in report.html: this artifact is kept small.*")
+
+
+def ranks_markdown(content: Content) -> str | None:
+    """Rank importance of the composition with its picture, at most LIMIT; None where nothing was composed."""
+    if content.importance is None:
+        return None
+    parts = [f"# Ranks of {markdown_cell(content.request.run_name)}"]
+    picture = importance_picture(content, PICTURE_DPI)
+    uri = data_uri(picture.light) if picture else ""
+    if uri and len(uri) <= PICTURE_LIMIT:
+        parts.append(f"![{markdown_cell(picture.alt)}]({uri})")
+    return _fitting([*parts, importance_text(content.importance)], "*More is in report.html.*")

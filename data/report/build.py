@@ -31,6 +31,8 @@ def build(request: ReportRequest, out: Path, report: Report) -> dict:
         "accuracy": artifacts.accuracy_rows(content),
         "report": artifacts.report_markdown(content),
         "samples": artifacts.samples_markdown(content),
+        "data": artifacts.data_markdown(content),
+        "ranks": artifacts.ranks_markdown(content),
     }
     (out / "artifacts.json").write_text(json.dumps(texts, ensure_ascii=False), encoding="utf-8")
     report.progress(3, 3, "report written")

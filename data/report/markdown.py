@@ -189,7 +189,8 @@ def _settings(content: Content) -> str:
     return f"<details><summary>{plural(len(rows), 'setting')}</summary>\n\n{table}\n\n</details>"
 
 
-def _files(content: Content) -> str:
+def files_text(content: Content) -> str:
+    """The files that the report was made from, with rows, sizes and hashes."""
     rows = [
         (markdown_cell(entry.name), count(entry.rows), size(entry.n_bytes), f"`{entry.sha256}`")
         for entry in content.files
@@ -241,7 +242,7 @@ def _sections(content: Content, pictures: Sequence[Picture]) -> list[tuple[str, 
             [rejected_text(content) if content.ingested else "*No ingestion is part of this report.*"],
         ),
         ("Settings", [_settings(content)]),
-        ("Files", [_files(content)]),
+        ("Files", [files_text(content)]),
     ]
 
 

@@ -331,6 +331,15 @@ def _revealed_picture(content: Content, task: str, dpi: int) -> Picture | None:
 TASK_PICTURES = (curve_picture, _reward_picture, _stage_picture, _stage_curves_picture, _revealed_picture)
 
 
+def importance_picture(content: Content, dpi: int) -> Picture | None:
+    """Share of the importance in the top ranks; None where nothing was composed."""
+    if not content.importance:
+        return None
+    draw = partial(importance_plot, content.importance, title="Importance held by the top ranks")
+    alt = "Share of the importance mass in the most important ranks, by task"
+    return _picture("importance", "importance", None, alt, dpi, draw)
+
+
 def pictures(content: Content, dpi: int = 200) -> list[Picture]:
     """All pictures that the content has numbers for."""
     found: list[Picture | None] = []
@@ -340,8 +349,5 @@ def pictures(content: Content, dpi: int = 200) -> list[Picture]:
         found.append(_picture("accuracy", "accuracy", None, alt, dpi, partial(accuracy_plot, content, title=title)))
     for task in content.tasks:
         found += [make(content, task, dpi) for make in TASK_PICTURES]
-    if content.importance:
-        draw = partial(importance_plot, content.importance, title="Importance held by the top ranks")
-        alt = "Share of the importance mass in the most important ranks, by task"
-        found.append(_picture("importance", "importance", None, alt, dpi, draw))
+    found.append(importance_picture(content, dpi))
     return [picture for picture in found if picture]

@@ -133,6 +133,11 @@ class Server:
         with urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
 
+    def send(self, path: str, body: list | dict) -> None:
+        """Posts to the server's API where it answers nothing."""
+        data, kind = json.dumps(body).encode(), {"Content-Type": "application/json"}
+        urllib.request.urlopen(urllib.request.Request(f"{self.api}/{path}", data, kind, method="POST"), timeout=30)
+
     def artifacts(self) -> dict[str, dict]:
         """The latest artifact of each key."""
         return {item["key"]: item for item in self.post("artifacts/latest/filter", {"limit": 200})}

@@ -7,7 +7,8 @@ from typing import Any, Literal
 import jsonschema
 import pytest
 import yaml
-from prefect import Flow
+from prefect import Flow, Task
+from prefect.cache_policies import NO_CACHE
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flows import config
@@ -116,3 +117,23 @@ def test_a_deployments_parameters_fit_its_flow_and_its_form_explains_each(name):
         assert schema["properties"]["preset"]["enum"] == config.preset_names()
     for word in ("tags", "description"):
         assert getattr(deployment, word)
+
+
+def test_no_result_is_persisted_or_cached_by_prefect():
+    """Results travel as manifests, in JSON: a pickle, or a hit on a file that is gone, cannot occur."""
+    for deployment in DEPLOYMENTS.values():
+        assert flow_of(deployment).persist_result is False
+    tasks = [
+        value
+        for path in sorted((FILE.parent / "tasks").glob("*.py"))
+        for value in vars(importlib.import_module(f"tasks.{path.stem}")).values()
+        if isinstance(value, Task)
+    ]
+    assert len(tasks) > 10
+    assert all(task.persist_result is False and task.cache_policy is NO_CACHE for task in tasks)
+
+
+def test_parameters_are_small_whatever_the_preset():
+    """Prefect refuses more than 512 kB; paths and settings are all that is sent."""
+    for preset in config.preset_names():
+        assert len(config.load(preset).model_dump_json()) < 50_000

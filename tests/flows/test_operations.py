@@ -1,7 +1,11 @@
 """doctor, compare-runs, completion: what they say of a machine, of two runs, of the command line."""
 
+import io
+import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +14,8 @@ from data.artifacts import write_table
 from flows import doctor
 from flows.cli import main, parser
 from flows.completion import SHELLS, script, words
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def evaluated(root, run, model, correct, **settings):
@@ -88,3 +94,23 @@ def test_commands_on_a_serving_folder_that_is_empty_are_one_line(arguments, tmp_
     assert main([*given, "--serving", str(tmp_path / "none")]) == 2
     printed = capsys.readouterr()
     assert printed.err.startswith("ratchet: ") and printed.err.count("\n") == 1 and not printed.out
+
+
+def test_deployments_of_a_folder_that_is_gone_are_found(monkeypatch):
+    step = {"prefect.deployments.steps.set_working_directory": {"directory": "/nowhere/at/all"}}
+
+    class Answer(io.BytesIO):
+        pass
+
+    answer = json.dumps([{"name": "tiny", "pull_steps": [step]}]).encode()
+    monkeypatch.setattr(doctor.urllib.request, "urlopen", lambda *_, **__: Answer(answer))
+    [finding] = doctor._deployments("http://127.0.0.1:1/api")
+    assert finding.level == "wrong" and "/nowhere/at/all, which is gone" in finding.found
+
+
+def test_every_test_that_the_runbook_names_exists():
+    text = (ROOT / "docs" / "operations.md").read_text()
+    named = re.findall(r"`(tests/[a-z_/]+\.py)::(test_\w+)`", text)
+    assert len(named) > 15 and len(re.findall(r"^\| \d+ ", text, re.MULTILINE)) == 22
+    for path, test in named:
+        assert f"def {test}(" in (ROOT / path).read_text(), (path, test)
