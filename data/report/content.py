@@ -167,10 +167,11 @@ def list_files(request: ReportRequest) -> list[FileEntry]:
     if not paths:
         return []
     places = {path: _place(path) for path in paths}
-    root = request.root or Path(commonpath([place.parent for place in places.values()]))
+    parents = [place.parent for place in places.values()]
+    root = request.root.absolute() if request.root else Path(commonpath(parents))
     entries = []
     for path, absolute in places.items():
-        name = absolute.relative_to(root.absolute()) if absolute.is_relative_to(root.absolute()) else Path(path.name)
+        name = absolute.relative_to(root) if absolute.is_relative_to(root) else Path(path.name)
         rows = pq.read_metadata(path).num_rows if path.suffix == ".parquet" else None
         entries.append(FileEntry(name.as_posix(), rows, path.stat().st_size, file_hash(path)))
     return sorted(entries, key=lambda entry: entry.name)

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from data import storage
 from data.artifacts import file_hash, read_rows, write_table
 from data.progress import Silent
 from data.report import artifacts
 from data.report.build import build
 from data.report.composition import expected_jaccard, jaccard, read_importance, source_rows
-from data.report.content import Content, collect, column_title
+from data.report.content import Content, collect, column_title, list_files
 from data.report.lineage import edges, mermaid
 from data.report.request import CellFiles, ReportRequest
 from data.report.summary import Difference, caveats, verdict
@@ -409,3 +410,15 @@ def test_sample_artifact_separates_the_prefix(content):
     assert "**Revealed from the demonstration**\n\n```text\n" + "".join(made.STEPS[:3]) in text
     assert len(text.encode()) <= artifacts.LIMIT
     assert "no rollouts" in artifacts.samples_markdown(collect(ReportRequest(run_name="x")))
+
+
+def test_files_on_an_object_store_are_named_by_their_place_in_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("RATCHET_CACHE", str(tmp_path / "cache"))
+    evaluations = []
+    for task in ("a", "b"):
+        url = f"memory://{tmp_path.name}/run/evaluation/r3/{task}"
+        with storage.staging(url) as folder:
+            write_table(folder / "evaluations.parquet", "evaluations", [{"task": task, "item_id": "1"}])
+            evaluations.append(storage.fetch(storage.publish(folder, url, task)) / "evaluations.parquet")
+    files = list_files(ReportRequest(run_name="run", evaluations=tuple(evaluations)))
+    assert [entry.name for entry in files] == ["a/evaluations.parquet", "b/evaluations.parquet"]
