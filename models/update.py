@@ -118,13 +118,14 @@ def take_steps(
     if busy:
         updater.remember_old(sorted({i for positions in busy[1:] for i in updater.trained(positions)} - {*busy[0]}))
     metrics = []
+    told = False
     for number, positions in enumerate(plan):
         if not updater.trained(positions):
             counters.skipped_steps += 1
             continue
-        memory_before = updater.out_of_memory
         values = updater.step(positions)
-        if updater.out_of_memory and not memory_before:
+        if updater.out_of_memory and not told:
+            told = True
             report.log(f"out of memory: micro-batches hold at most {updater.budget} tokens from here on")
         counters.optimizer_steps += 1
         metrics += [{"step": counters.optimizer_steps, "name": name, "value": value} for name, value in values.items()]

@@ -287,6 +287,32 @@ def test_out_of_memory_halves_the_micro_batch_once(files, tmp_path, monkeypatch)
         update(request, tmp_path, Silent())
 
 
+def test_out_of_memory_while_the_critic_is_asked_is_redone_too(files, tmp_path, monkeypatch):
+    """PPO's pass before the first step: half the budget, the same values, advantages and metrics."""
+    request = update_request(tmp_path, files, rollout_rows(files, REWARDS), advantage={"kind": "gae"}, epochs=2)
+    _, wanted = run(request, tmp_path / "plain")
+    scored = Updater.score
+    calls = []
+
+    def fails_once(self, positions, *arguments):
+        calls.append(len(positions))
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("planned")
+        return scored(self, positions, *arguments)
+
+    monkeypatch.setattr(Updater, "score", fails_once)
+    request = request.model_copy(update={"rl": request.rl.model_copy(update={"tokens_per_micro_batch": 100})})
+    said = []
+    monkeypatch.setattr(Silent, "log", lambda self, message: said.append(message))
+    _, metrics = run(request, tmp_path / "halved")
+    assert [line for line in said if "at most 50 tokens" in line]
+    assert max(calls[1:]) < calls[0]
+    assert metrics.keys() == wanted.keys()
+    for name in ("explained_variance", "value_mean", "return_mean"):
+        assert metrics[name] == pytest.approx(wanted[name], rel=1e-5, abs=1e-6), name
+    assert metrics["loss"][0] == pytest.approx(wanted["loss"][0], rel=1e-5, abs=1e-6)
+
+
 def test_nan_stops_the_update(files, tmp_path):
     request = update_request(tmp_path, files, rollout_rows(files, REWARDS))
     rows = train_rows(read_rows(request.rollouts, "rollouts"), request.rl)
