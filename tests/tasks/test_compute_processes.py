@@ -43,7 +43,7 @@ def step(request: Request, out, report):
 def compute(tmp_path, monkeypatch):
     """Two computing processes whose `models.probe_steps` is the module above."""
     probe(tmp_path, monkeypatch)
-    process = Compute(1, LAUNCH)
+    process = Compute(1, launch=LAUNCH)
     yield process
     process.close()
 
@@ -89,7 +89,7 @@ def test_the_deadline_and_a_killed_parent_leave_no_rank_behind(compute, tmp_path
     (tmp_path / "pids").unlink()
     text = (
         "from pathlib import Path\nfrom tests.tasks.test_compute_processes import *\n"
-        f"call(Compute(1, LAUNCH), 'hang', Path({str(tmp_path / 'pids')!r}))"
+        f"call(Compute(1, launch=LAUNCH), 'hang', Path({str(tmp_path / 'pids')!r}))"
     )
     parent = subprocess.Popen([sys.executable, "-c", text])
     deadline = time.monotonic() + 120
