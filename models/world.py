@@ -134,7 +134,9 @@ def collective(step: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(step)
     def call(request: Any, out: Path, report: Report) -> Any:
         world().lead(f"{step.__module__}:{step.__name__}", request, out)
-        return step(request, out, report)
+        value = step(request, out, report)
+        world().gather(None)  # no rank goes on to read what rank 0 has not written yet
+        return value
 
     return call
 
