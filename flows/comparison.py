@@ -197,7 +197,7 @@ class Comparing:
     @property
     def device(self) -> Device:
         """Where the steps compute."""
-        return Device(device=self.context.device, threads=self.context.threads)
+        return self.context.compute
 
     def make(self, key: Key, tuned: dict[str, Any], *, place: str = "cells", trial: str | None = None) -> ArtifactRef:
         """A cell's output. `trial`: a tuning trial under this name, which sees validation questions only."""
@@ -222,6 +222,7 @@ class Comparing:
             prompt=expert.prompt,
             curriculum=expert.curriculum,
             reward=expert.reward,
+            reasoning=expert.reasoning,
             rl=rl,
             supervised=self.study.supervised(arm, task, tuned) if kind.kind == "supervised" else None,
             evaluation=expert.evaluation,

@@ -48,6 +48,7 @@ class RLArm(Settings):
     curriculum: dict[str, Any] = {}
     reward: dict[str, Any] = {}
     rl: dict[str, Any] = {}
+    reasoning: dict[str, Any] = {}
     budget_share: float = Field(1.0, gt=0, le=1)
     """Share of the study's generated tokens that this arm may use."""
     trials: tuple[dict[str, Any], ...] | None = None
@@ -147,7 +148,7 @@ class Study:
         arms = {}
         for name, arm in self.settings.arms.items():
             if arm.kind == "rl":
-                values = {"curriculum": arm.curriculum, "reward": arm.reward}
+                values = {"curriculum": arm.curriculum, "reward": arm.reward, "reasoning": arm.reasoning}
                 arms[name] = values | {"rl": config.merge(arm.rl, tuned.get(name, {}))}
             else:
                 arms[name] = {}

@@ -13,6 +13,7 @@ from data import storage
 from data.artifacts import MANIFEST, read_rows, write_table
 from data.errors import UserError
 from data.progress import Report
+from data.settings import PlainReasoning
 from data.start_states import build
 from models.cell import METRICS, WARMUP, Cell
 from models.evaluation import answer_questions, chosen_questions
@@ -264,7 +265,9 @@ def _supervised(
 def _answers(request: StudyCellRequest, policy: Policy, questions: list[dict[str, Any]], report: Report) -> list[dict]:
     greedy = request.evaluation.model_copy(update={"temperature": 0.0, "samples": 1})
     engine = make_engine(request.engine, policy)
-    return answer_questions(policy, engine, questions, request.prompt, greedy, model=request.arm, seed=0, report=report)
+    reasoning = PlainReasoning() if request.kind == "base" else request.reasoning
+    named = {"model": request.arm, "seed": 0, "report": report, "reasoning": reasoning}
+    return answer_questions(policy, engine, questions, request.prompt, greedy, **named)
 
 
 def _accuracy(request: StudyCellRequest, policy: Policy, questions: list[dict[str, Any]], report: Report) -> float:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from data.settings import Curriculum, Prompt, RewardSettings, Settings
+from data.settings import Curriculum, Prompt, Reasoning, RewardSettings, Settings
 from models.requests import Device
 from models.settings import Engine, EvaluationSettings, Parameters, RLSettings, WarmupSettings
 
@@ -86,6 +86,8 @@ class StudyCellRequest(Settings):
     prompt: Prompt
     curriculum: Curriculum
     reward: RewardSettings
+    reasoning: Reasoning
+    """How completions are read and rewarded; answers are read with it too, the base's apart."""
     rl: RLSettings
     supervised: SupervisedTraining | None
     evaluation: EvaluationSettings
