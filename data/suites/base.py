@@ -139,3 +139,16 @@ def chain_lines(response: str) -> tuple[list[str], str] | None:
 def is_chain(response: str, steps: list[str], answer: str) -> bool:
     """Whether `response` holds exactly `steps`, one a line and in order, then the marker and `answer`."""
     return chain_lines(response) == chain_lines("\n".join([*steps, MARKER + answer]))
+
+
+def lines_and_answer(response: str) -> tuple[list[str], str]:
+    """The step lines of an attempt, and its final answer; "" where it has none."""
+    body, _, answer = response.strip().partition(f"\n{MARKER}")
+    return body.split("\n"), answer.strip()
+
+
+def chain_valid(canonical: Draw | None, response: str) -> bool | None:
+    """Whether a response is the only right chain, spaces aside; None where there is none (another suite's question)."""
+    if canonical is None:
+        return None
+    return chain_lines(response) == chain_lines(f"{canonical.rationale}\n{MARKER}{canonical.answer}")
