@@ -58,6 +58,7 @@ def report_artifacts(run: RunContext, made: ArtifactRef) -> None:
     for part, description in (
         ("report", verdict),
         ("samples", "Rollouts, the revealed prefix marked"),
+        ("meta_actions", "Choices, verdicts, revisions, alarms"),
         ("data", "Rows read, accepted and rejected; the run's files with their hashes"),
         ("ranks", "Rank importance of the composition"),
     ):

@@ -31,6 +31,9 @@ def documented(*sections: str) -> set[str]:
 
 def general(name: str) -> str:
     """`accuracy/stage_3` is documented as `accuracy/stage_<i>`, a reward part as `reward/<part>`, and so on."""
+    for kind in ("share_<action>", "choice_<state>_<action>", "blocks_<difficulty>", "alarm_<name>"):
+        if name.startswith(f"meta/{kind.partition('<')[0]}") and name != "meta/blocks_mean":
+            return f"meta/{kind}"
     name = re.sub(r"/stage_\d+$", "/stage_<i>", name)
     name = re.sub(r"^[^/]+/(gate_loss|gate_validation_loss|export_difference)$", r"<task>/\1", name)
     name = re.sub(r"^[^/]+/jaccard_of_top_\d+/[^/]+/[^/]+$", "<measure>/jaccard_of_top_<k>/<task>/<other>", name)

@@ -14,6 +14,7 @@ from data.report.markdown import (
     difference_table,
     files_text,
     importance_text,
+    meta_action_text,
     rejected_text,
     sample_text,
     stage_table,
@@ -88,6 +89,14 @@ def report_markdown(content: Content) -> str:
     stages = stage_table(content)
     parts += ["## Success by stage", stages] if stages else []
     return _fitting(parts, "*More is in report.html: this artifact is kept small.*")
+
+
+def meta_actions_markdown(content: Content) -> str | None:
+    """The meta-actions' figures and alarms for a Markdown artifact, at most LIMIT; None where there are none."""
+    if not content.meta:
+        return None
+    title = f"# {markdown_cell(content.request.run_name)}: meta-actions"
+    return _fitting([title, *meta_action_text(content).split("\n\n")], "*More is in report.html.*")
 
 
 def samples_markdown(content: Content) -> str:

@@ -33,6 +33,7 @@ def build(request: ReportRequest, out: Path, report: Report) -> dict:
         "samples": artifacts.samples_markdown(content),
         "data": artifacts.data_markdown(content),
         "ranks": artifacts.ranks_markdown(content),
+        "meta_actions": artifacts.meta_actions_markdown(content),
     }
     (out / "artifacts.json").write_text(json.dumps(texts, ensure_ascii=False), encoding="utf-8")
     report.progress(3, 3, "report written")

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from data import storage
 from data.artifacts import file_hash, read_rows, read_table
 from data.report.composition import Importance, read_importance
+from data.report.meta_actions import MetaCell, TestAttempts, read_attempts, read_cells
 from data.report.request import CellFiles, IngestedTask, ReportRequest
 from data.report.summary import (
     Difference,
@@ -81,6 +82,10 @@ class Content:
     ingested: tuple[Ingested, ...]
     rejections: tuple[Rejection, ...]
     files: tuple[FileEntry, ...]
+    meta: tuple[MetaCell, ...] = ()
+    """The cells that were trained on meta-actions."""
+    attempts: tuple[TestAttempts, ...] = ()
+    """Their models' first and last attempts at the test questions."""
 
     @property
     def columns(self) -> list[tuple[str, str, str]]:
@@ -209,4 +214,6 @@ def collect(request: ReportRequest) -> Content:
         ingested=tuple(ingested),
         rejections=tuple(rejections),
         files=tuple(list_files(request)),
+        meta=tuple(read_cells(request.cells)),
+        attempts=tuple(read_attempts(request.evaluations)),
     )

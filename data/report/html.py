@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from data.report.composition import SHOWN_SHARES, Importance, concentration_note, overlap_note, source_rows
 from data.report.content import Content, column_title
 from data.report.lineage import chain
+from data.report.meta_actions import alarm_rows, attempt_rows, figure_rows
 from data.report.plots import Picture
 from data.report.style import CSS
 from data.report.summary import SummaryRow
@@ -193,6 +194,23 @@ def _stages(content: Content, pictures: Sequence[Picture]) -> str:
     return _note(text) + _figures(chosen) + f"<details><summary>Figures by stage</summary>{table}</details>"
 
 
+def _meta_actions(content: Content, pictures: Sequence[Picture]) -> str:
+    chosen = [picture for picture in pictures if picture.section == "meta_actions"]
+    text = (
+        "Behaviour of the rollouts that start at the question. The last panel: of 100 blocks of a kind, which block "
+        "followed how often in the last third of the rounds."
+    )
+    parts = [_note(text), _figures(chosen)]
+    tables = [("First and last attempts at the test questions", attempt_rows(content.attempts), range(2, 7))]
+    tables.append(("Alarms", alarm_rows(content.meta), (2, 3)))
+    tables.append(("Figures late in training", figure_rows(content.meta), range(1, len(content.meta) + 1)))
+    for title, (header, rows), numbers in tables:
+        shown = [[html_text(cell) for cell in row] for row in rows]
+        body = _table([html_text(name) for name in header], shown, numbers) if rows else _note("None.")
+        parts.append(f"<h3>{title}</h3>{body}")
+    return "".join(parts)
+
+
 def _sample(sample: Sample) -> str:
     good = "good" if sample.correct else "bad"
     facts = [*sample_facts(sample), "cut at the length limit" if sample.stop_reason == "length" else ""]
@@ -308,6 +326,7 @@ def render(content: Content, pictures: Sequence[Picture]) -> str:
         ("accuracy", "Accuracy", _accuracy(content)),
         ("curves", "Learning curves", _curves(content, pictures)),
         ("stages", "Success by stage", _stages(content, pictures)),
+        *([("actions", "Meta-actions", _meta_actions(content, pictures))] if content.meta else []),
         ("samples", "Samples", _samples(content)),
         ("ranks", "Rank importance", _importance(content.importance, pictures)),
         ("rows", "Rows read and rejected", _rejected(content)),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from data.report.composition import SHOWN_SHARES, Importance, concentration_note, overlap_note, source_rows
 from data.report.content import Content, column_title
 from data.report.lineage import mermaid
+from data.report.meta_actions import alarm_rows, attempt_rows, figure_rows, matrix_rows
 from data.report.plots import Picture
 from data.report.text import (
     NONE,
@@ -107,6 +108,20 @@ def stage_table(content: Content) -> str:
         for stage in sorted({*cell.early, *cell.late})
     ]
     return markdown_table(("expert", "stage", "early", "late"), rows, (1, 2, 3)) if rows else ""
+
+
+def meta_action_text(content: Content) -> str:
+    """Test attempts, alarms, late figures and choices of meta-actions as tables; empty where there are none."""
+    tables = [("Attempts at the test questions", attempt_rows(content.attempts), range(2, 7))]
+    tables.append(("Alarms", alarm_rows(content.meta), (2, 3)))
+    tables.append(("Figures late in training", figure_rows(content.meta), range(1, len(content.meta) + 1)))
+    tables += [(f"Choices of {cell.title}, late in training", matrix_rows(cell), range(1, 5)) for cell in content.meta]
+    parts = []
+    for title, (header, rows), numbers in tables if content.meta else ():
+        cells = [[*map(markdown_cell, row)] for row in rows]
+        table = markdown_table([*map(markdown_cell, header)], cells, numbers) if rows else "None."
+        parts += [f"**{markdown_cell(title)}**", table]
+    return "\n\n".join(parts)
 
 
 def sample_text(sample: Sample, limit: int = COMPLETION_LIMIT) -> str:
@@ -228,6 +243,11 @@ def _sections(content: Content, pictures: Sequence[Picture]) -> list[tuple[str, 
                 _picture_lines(pictures, "stages"),
                 stage_table(content) or "*No success by stage: there are no rollouts by stage in the metrics.*",
             ],
+        ),
+        *(
+            [("Meta-actions", [_picture_lines(pictures, "meta_actions"), meta_action_text(content)])]
+            if content.meta
+            else []
         ),
         ("Samples", [*map(sample_text, content.samples)] or ["*No samples: this run kept no rollouts.*"]),
         (

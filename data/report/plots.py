@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from PIL import Image
 
+from data.report import meta_plots
 from data.report.composition import Importance
 from data.report.content import Content, column_title
 from data.report.text import plot_text, short_count
@@ -47,7 +48,7 @@ class Picture:
     name: str
     """File name without `.png`."""
     section: str
-    """What it belongs to: accuracy, curves, stages or importance."""
+    """What it belongs to: accuracy, curves, stages, meta_actions or importance."""
     task: str | None
     alt: str
     light: bytes
@@ -349,5 +350,9 @@ def pictures(content: Content, dpi: int = 200) -> list[Picture]:
         found.append(_picture("accuracy", "accuracy", None, alt, dpi, partial(accuracy_plot, content, title=title)))
     for task in content.tasks:
         found += [make(content, task, dpi) for make in TASK_PICTURES]
+    for cell in content.meta:
+        draw = partial(meta_plots.cell_figure, cell, title=f"{cell.title}, seed {cell.seed}: meta-actions")
+        name, alt = f"{cell.task}-{cell.arm}-{cell.seed}-actions", f"Figures of the meta-actions of {cell.title}"
+        found.append(_picture(name, "meta_actions", cell.task, alt, min(dpi, 130), draw))
     found.append(importance_picture(content, dpi))
     return [picture for picture in found if picture]

@@ -202,6 +202,11 @@ def choose(rows: Sequence[dict]) -> list[dict]:
     return chosen
 
 
+def restarted(row: dict) -> bool:
+    """Whether a rollout started from an earlier rollout of meta-actions, so that no start state of the table is its."""
+    return row["stage"] is None and row.get("trace") is not None
+
+
 def samples_of(cell: CellFiles, start_states: Path | None) -> list[Sample]:
     """Samples of the cell's rollouts, with the question and the revealed prefix of their start states.
 
@@ -214,7 +219,8 @@ def samples_of(cell: CellFiles, start_states: Path | None) -> list[Sample]:
     if start_states is not None:
         states = {row["start_state_id"]: row for row in read_rows(start_states, "start_states")}
     found = []
-    for row in choose(read_rows(cell.rollouts, "rollouts")):
+    rows = read_rows(cell.rollouts, "rollouts")
+    for row in choose([row for row in rows if not restarted(row)]):
         state = states.get(row["start_state_id"], {})
         text = row["completion"] or ""
         length = _common_length(state.get("prefix") or "", text)

@@ -20,6 +20,7 @@ from models.settings import FullTraining, TransformersEngine, WarmupSettings
 from models.tokenization import decode
 from models.training_rows import train_rows
 from models.warmup import trace_rows, warm_up
+from tests.documented import documented, general
 from tests.models.meta_actions.helpers import CPU, cell_request, demonstrations, tagged_base
 
 REASONING = MetaActions(
@@ -154,6 +155,7 @@ def test_figures_of_the_rounds(straight):
     wanted = {"meta/boundary_entropy", "meta/accuracy_first", "meta/accuracy_last", "meta/share_reason"}
     wanted |= {"action_entropy", "action_kl_reference", "action_entropy_coefficient", "meta/restart_value_mean"}
     assert wanted <= names
+    assert {general(name) for name in names if name.startswith(("meta/", "action_"))} <= documented()
     for row in metrics:
         if row["name"] == "meta/boundary_entropy":
             assert 0 <= row["value"] <= 1
