@@ -157,14 +157,16 @@ class Comparing:
         source = self.settings.experts[task].source
         return source.suite if source.kind == "suite" else None
 
-    def warmup(self, task: str, seed: int) -> ArtifactRef:
-        """The warm-up that all arms of a task and seed share."""
+    def warmup(self, task: str, seed: int, arm: str) -> ArtifactRef:
+        """The warm-up of a task and seed, which all arms share that learn the same texts: plain ones, or traces."""
+        reasoning = self.study.reasoning(arm, task)
         demonstrations, base = self.inputs()
         expert = self.settings.experts[task]
         request = StudyWarmupRequest(
             base=UNSET,
             parameters=self.settings.parameters,
             prompt=expert.prompt,
+            reasoning=reasoning,
             warmup=expert.warmup,
             rule=self.study.settings.warmup_rule,
             rl=expert.rl,
@@ -221,8 +223,8 @@ class Comparing:
             parameters=self.settings.parameters,
             prompt=expert.prompt,
             curriculum=expert.curriculum,
+            reasoning=self.study.reasoning(arm, task),
             reward=expert.reward,
-            reasoning=expert.reasoning,
             rl=rl,
             supervised=self.study.supervised(arm, task, tuned) if kind.kind == "supervised" else None,
             evaluation=expert.evaluation,
@@ -235,7 +237,7 @@ class Comparing:
             seed=seed,
             compute=self.device,
         )
-        given = CellInputs(base=base, demonstrations=demonstrations[task], warmup=self.warmup(task, seed))
+        given = CellInputs(base=base, demonstrations=demonstrations[task], warmup=self.warmup(task, seed, arm))
         return self.pipeline.call(study_cell, task, trial or arm, seed, place, request, given)
 
     def tuned(self, arm: str) -> dict[str, Any]:
@@ -268,7 +270,7 @@ class Comparing:
         """Copies a cell's answers and record into the results' folder."""
         made = storage.fetch(ref)
         record = json.loads((made / "cell.json").read_text(encoding="utf-8"))
-        warm = self.warmup(key[0], key[2])
+        warm = self.warmup(key[0], key[2], key[1])
         record |= {"tuned": tuned, "study_sha256": self.study_hash, "warmup_sha256": warm.sha256, "warmup": warm.info}
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{cell_name(*key)}.parquet"

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from data.errors import UserError
-from data.settings import Settings
+from data.settings import PlainReasoning, Reasoning, Settings
 from data.study import Comparison, StudyShape
 from flows import config
-from flows.settings import NAME, RunSettings
+from flows.settings import NAME, ExpertSettings, RunSettings
 from models.settings import WarmupSettings
 from models.study_requests import SupervisedTraining, WarmupRule
 
@@ -28,6 +28,8 @@ class WarmupArm(Settings):
     """The shared warm-up, where every trained arm starts."""
 
     kind: Literal["warmup"] = "warmup"
+    reasoning: dict[str, Any] = {}
+    """What it changes of the tasks' `reasoning` section."""
 
 
 class SupervisedArm(Settings):
@@ -46,9 +48,11 @@ class RLArm(Settings):
 
     kind: Literal["rl"] = "rl"
     curriculum: dict[str, Any] = {}
+    reasoning: dict[str, Any] = {}
+    """What it changes of the tasks' `reasoning` section; another kind or synthesis means a warm-up of its own, which
+    arms with the same ones share."""
     reward: dict[str, Any] = {}
     rl: dict[str, Any] = {}
-    reasoning: dict[str, Any] = {}
     budget_share: float = Field(1.0, gt=0, le=1)
     """Share of the study's generated tokens that this arm may use."""
     trials: tuple[dict[str, Any], ...] | None = None
@@ -148,7 +152,9 @@ class Study:
         arms = {}
         for name, arm in self.settings.arms.items():
             if arm.kind == "rl":
-                values = {"curriculum": arm.curriculum, "reward": arm.reward, "reasoning": arm.reasoning}
+                # another kind or synthesis has a warm-up of its own, which arms of a run cannot have: see `reasoning`
+                own = {} if {"kind", "synthesis"} & arm.reasoning.keys() else arm.reasoning
+                values = {"curriculum": arm.curriculum, "reward": arm.reward, "reasoning": own}
                 arms[name] = values | {"rl": config.merge(arm.rl, tuned.get(name, {}))}
             else:
                 arms[name] = {}
@@ -174,12 +180,27 @@ class Study:
                     f"({settings.least_questions}); raise splits.test"
                 )
         for name in settings.arms:
+            for task in self.run.experts:
+                self.reasoning(name, task)
             for number in range(len(settings.trials(name))):
                 self.with_tuned({name: settings.trials(name)[number]})
 
     def with_tuned(self, tuned: dict[str, dict[str, Any]]) -> RunSettings:
         """The run's settings with the arms' tuned values (changes of `rl`) laid over them. UserError for wrong ones."""
         return self._run(tuned)
+
+    def reasoning(self, name: str, task: str) -> Reasoning:
+        """How an arm reasons on a task. Raises UserError for a wrong setting."""
+        arm = self.settings.arms[name]
+        if arm.kind == "step":
+            return self.run.experts[task].reasoning
+        if arm.kind not in ("rl", "warmup"):
+            return PlainReasoning()
+        cell = config.arm_settings(self.run, task, name).model_dump()
+        try:
+            return ExpertSettings.model_validate(config.merge(cell, {"reasoning": arm.reasoning})).reasoning
+        except ValidationError as error:
+            raise UserError(config.explain(error, f"arms.{name}.")) from None
 
     def supervised(self, name: str, task: str, tuned: dict[str, Any]) -> SupervisedTraining:
         """What a supervised arm trains with on a task. Raises UserError for a wrong setting."""

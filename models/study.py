@@ -12,19 +12,22 @@ from typing import Any
 from data import storage
 from data.artifacts import MANIFEST, read_rows, write_table
 from data.errors import UserError
+from data.meta_actions.judging import first_and_last, judge
 from data.progress import Report
-from data.settings import PlainReasoning
+from data.settings import MetaActions, PlainReasoning
 from data.start_states import build
 from models.cell import METRICS, WARMUP, Cell
 from models.evaluation import answer_questions, chosen_questions
+from models.meta_actions.synthesis import synthesise
 from models.policy import Policy
-from models.requests import CellRequest, PolicyFiles
+from models.requests import CellRequest, PolicyFiles, TracesRequest
 from models.rollout.engines import make_engine
+from models.scoring import TokenRow
 from models.settings import WarmupSettings
 from models.stage_success import STAGES, Success, held_out, judge_chain, stage_success
 from models.study_requests import StudyCellRequest, StudyWarmupRequest, WarmupRule
 from models.supervised import fit
-from models.warmup import plan_batches, training_rows
+from models.warmup import plan_batches, trace_rows, training_rows, within
 
 ANSWERS, CELL = "answers.parquet", "cell.json"
 SERIES = ("revealed_share_mean", "accuracy", "zero_variance_share", *(f"accuracy/stage_{i}" for i in range(STAGES)))
@@ -43,7 +46,12 @@ def outside(success: dict[int, Success], rule: WarmupRule) -> float:
 
 def _fit(policy: Policy, demonstrations: Path, prompt: Any, warmup: WarmupSettings, seed: int, **named: Any) -> list:
     rows, _ = training_rows(policy, demonstrations, prompt)
+    return _fit_rows(policy, rows, warmup, seed, **named)
+
+
+def _fit_rows(policy: Policy, rows: list[TokenRow], warmup: WarmupSettings, seed: int, **named: Any) -> list:
     batches = [[rows[index] for index in batch] for batch in plan_batches(len(rows), warmup, seed)]
+    batches = within(batches, warmup.max_tokens)
     return fit(
         policy.network,
         batches,
@@ -62,6 +70,8 @@ def warm_up(request: StudyWarmupRequest, out: Path, report: Report) -> dict[str,
 
     Every look is in `warmup.json`. Without a rule all steps are taken, and there is one look at the end.
     """
+    if isinstance(request.reasoning, MetaActions):
+        return _warm_up_on_traces(request, out, report)
     files = PolicyFiles(base=request.base)
     policy = Policy.load(files, request.parameters, request.compute, trainable=True, seed=request.seed)
     engine = make_engine(request.engine, policy)
@@ -111,6 +121,41 @@ def warm_up(request: StudyWarmupRequest, out: Path, report: Report) -> dict[str,
     result = {"taken": taken, "looks": looks, "rule_met": taken["outside"] == 0.0}
     (out / "warmup.json").write_text(json.dumps(result, indent=1, sort_keys=True) + "\n")
     return {"steps": taken["steps"], "rule_met": result["rule_met"], **taken["valid"]}
+
+
+def _warm_up_on_traces(request: StudyWarmupRequest, out: Path, report: Report) -> dict[str, Any]:
+    """Meta-action traces from the demonstrations, and the warm-up on them; `traces.parquet` and its card lie beside.
+
+    Raises UserError for a rule (it counts plain chains), and for the synthesis from rollouts (no policy is at hand).
+    """
+    if request.rule is not None:
+        raise UserError("warmup_rule counts plain chains, which traces of meta-actions are not; leave it out")
+    if request.reasoning.synthesis.mode != "corrupt":
+        raise UserError("a study makes its traces without a policy: set run.reasoning.synthesis.mode corrupt")
+    files = PolicyFiles(base=request.base)
+    asked = TracesRequest(
+        policy=files,
+        prompt=request.prompt,
+        reasoning=request.reasoning,
+        engine=request.engine,
+        demonstrations=request.demonstrations,
+        suite=request.suite,
+        seed=request.seed,
+        compute=request.compute,
+    )
+    synthesise(asked, out, report)
+    policy = Policy.load(files, request.parameters, request.compute, trainable=True, seed=request.seed)
+    rows, _ = trace_rows(policy, out / "traces.parquet", request.prompt)
+    metrics = _fit_rows(policy, rows, request.warmup, request.seed, report=report, what="warm-up")
+    policy.save(out / "weights")
+    write_table(out / METRICS, "metrics", metrics)
+    figures = {
+        "steps": len({metric["step"] for metric in metrics}),
+        "trained_tokens": sum(metric["value"] for metric in metrics if metric["name"] == "trained_tokens"),
+        "rule_met": True,
+    }
+    (out / "warmup.json").write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
+    return figures
 
 
 def _by_stage(found: dict[int, Success]) -> dict[str, Any]:
@@ -270,6 +315,19 @@ def _answers(request: StudyCellRequest, policy: Policy, questions: list[dict[str
     return answer_questions(policy, engine, questions, request.prompt, greedy, **named)
 
 
+def _attempts(request: StudyCellRequest, given: list[dict]) -> dict[str, float]:
+    """Accuracy at the first attempt, what revision changed, and test-time tokens, where answers are traces."""
+    if not isinstance(request.reasoning, MetaActions) or request.kind == "base":
+        return {}
+    limit = request.reasoning.max_blocks
+    pairs = [first_and_last(judge(row["completion"], row["gold"], row["answer_kind"], limit)) for row in given]
+    return {
+        "accuracy_first": sum(first for first, _ in pairs) / len(pairs),
+        "wrong_to_right": sum(last and not first for first, last in pairs) / len(pairs),
+        "right_to_wrong": sum(first and not last for first, last in pairs) / len(pairs),
+    }
+
+
 def _accuracy(request: StudyCellRequest, policy: Policy, questions: list[dict[str, Any]], report: Report) -> float:
     rows = _answers(request, policy, questions, report)
     return sum(row["correct"] for row in rows) / len(rows)
@@ -280,11 +338,12 @@ def answer(request: StudyCellRequest, files: PolicyFiles, out: Path, report: Rep
     policy = Policy.load(files, compute=request.compute)
     questions = chosen_questions(request.demonstrations / "questions.parquet", request.split, request.limit)
     given = _answers(request, policy, questions, report)
+    suite = None if isinstance(request.reasoning, MetaActions) else request.suite  # a trace is no chain
     rows = [
         {
             "question": number,
             "correct": row["correct"],
-            "chain_valid": judge_chain(request.suite, row["question"], row["completion"], row["correct"]),
+            "chain_valid": judge_chain(suite, row["question"], row["completion"], row["correct"]),
             "completion_tokens": row["completion_tokens"],
             "truncated": row["stop_reason"] == "length",
         }
@@ -296,8 +355,10 @@ def answer(request: StudyCellRequest, files: PolicyFiles, out: Path, report: Rep
         "questions": len(rows),
         "accuracy": sum(row["correct"] for row in rows) / len(rows),
         "valid_share": sum(valid) / len(valid) if valid else None,
-    }
-    if request.probe:
+        "completion_tokens_mean": sum(row["completion_tokens"] for row in rows) / len(rows),
+    } | _attempts(request, given)
+    plain = not isinstance(request.reasoning, MetaActions)
+    if request.probe and plain:  # a trace is no chain that stages could be counted on
         found = stage_success(
             policy,
             make_engine(request.engine, policy),

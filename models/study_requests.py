@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from data.settings import Curriculum, Prompt, Reasoning, RewardSettings, Settings
+from data.settings import Curriculum, PlainReasoning, Prompt, Reasoning, RewardSettings, Settings
 from models.requests import Device
 from models.settings import Engine, EvaluationSettings, Parameters, RLSettings, WarmupSettings
 
@@ -42,6 +42,8 @@ class StudyWarmupRequest(Settings):
     base: Path
     parameters: Parameters
     prompt: Prompt
+    reasoning: Reasoning = PlainReasoning()
+    """meta_actions: the warm-up learns traces that are made from the demonstrations, and takes all of its steps."""
     warmup: WarmupSettings
     rule: WarmupRule | None
     """None: all of `warmup`'s steps."""

@@ -2,7 +2,8 @@
 
 from prefect.client.schemas.objects import State
 
-from data.settings import Settings
+from data.artifacts import stable_hash
+from data.settings import MetaActions, Settings
 from data.storage import ArtifactRef
 from models.study_requests import CalibrationRequest, StudyCellRequest, StudyWarmupRequest
 from tasks.steps import Inputs, RunContext, run_step, step_key, step_task
@@ -21,7 +22,7 @@ class CellInputs(Settings):
 
 @step_task("warmup-{task}-{seed}")
 def study_warmup(run: RunContext, task: str, seed: int, request: StudyWarmupRequest, given: CellInputs) -> ArtifactRef:
-    """Publishes `warmups/<task>/<seed>/`, where all arms of the task and seed start."""
+    """Publishes `warmups/<task>/<seed>/`, where all arms of the task and seed with the same texts start."""
     inputs = Inputs()
     request = request.model_copy(
         update={
@@ -29,7 +30,9 @@ def study_warmup(run: RunContext, task: str, seed: int, request: StudyWarmupRequ
             "demonstrations": inputs.add(given.demonstrations) / "demonstrations.parquet",
         }
     )
-    url = run.url("warmups", task, str(seed))
+    tagged = isinstance(request.reasoning, MetaActions)
+    texts = f"-traces-{stable_hash(request.reasoning.synthesis.model_dump())[:8]}" if tagged else ""
+    url = run.url("warmups", task, f"{seed}{texts}")
     return run_step(f"warm-up {task} {seed}", "models.study:warm_up", request, url, inputs, run)
 
 
