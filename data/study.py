@@ -115,11 +115,21 @@ def figures(cells: dict[Key, CellRecord], shape: StudyShape, commit: str | None)
         "seeds": list(shape.seeds),
         "cells": len(cells),
         "missing": ["/".join(map(str, key)) for key in wanted if key not in cells],
+        "mixed_warmups": mixed_warmups(cells),
         "tasks": {task: _task(cells, shape, task) for task in shape.tasks},
         "mean": {arm: _mean(cells, shape, arm) for arm in shape.arms},
         "differences": {spec.name: difference(cells, shape, spec) for spec in shape.comparisons},
         "equal_cpu": {spec.name: equal_cpu(cells, shape, spec) for spec in shape.comparisons},
     }
+
+
+def mixed_warmups(cells: dict[Key, CellRecord]) -> list[str]:
+    """The task/seed whose cells did not all start from one warm-up (made on machines that round differently)."""
+    found: dict[tuple[str, int], set[str]] = {}
+    for (task, _, seed), record in cells.items():
+        if record.info.get("warmup_sha256"):
+            found.setdefault((task, seed), set()).add(record.info["warmup_sha256"])
+    return [f"{task}/{seed}" for (task, seed), hashes in sorted(found.items()) if len(hashes) > 1]
 
 
 def _task(cells: dict[Key, CellRecord], shape: StudyShape, task: str) -> dict[str, Any]:

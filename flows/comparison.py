@@ -263,6 +263,8 @@ class Comparing:
             with self.lock(f"trial-{arm}-{number}-{task}", wait=True):
                 values = self.study.settings.trials(arm)[number]
                 ref = self.make((task, arm, tuning.seed), values, place="tuning", trial=f"{arm}.trial{number}")
+            if ref.info["validation_accuracy"] is None:
+                raise UserError(f"arm {arm!r} has trials, but its step function returns no validation_accuracy")
             found.append(ref.info["validation_accuracy"])
         return sum(found) / len(found)
 

@@ -42,6 +42,8 @@ def markdown(
         parts.append(
             f"**Not finished: {found['cells']} of {total} cells.** Figures that need a missing cell are empty."
         )
+    if found["mixed_warmups"]:
+        parts.append(f"**Arms that started from different warm-ups: {', '.join(found['mixed_warmups'])}.**")
     parts.append(f"Study file at commit `{found['commit']}`; seeds {', '.join(map(str, shape.seeds))}.")
     parts += ["## Differences", _differences(shape, found)]
     parts += ["## Accuracy", "Percent of test questions, greedy, from the question alone; the mean over seeds."]

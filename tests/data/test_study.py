@@ -91,6 +91,15 @@ def test_the_text_holds_verdict_costs_and_the_authors_notes(folder):
     assert (folder / "small" / "validation.png").stat().st_size > 1000
 
 
+def test_arms_that_started_from_different_warmups_are_named(folder):
+    write_cell(folder / "small", "sums", "rl", 1, [1, 0, 0, 0], warmup_sha256="a")
+    write_cell(folder / "small", "sums", "r3", 1, [1, 0, 0, 0], warmup_sha256="a")
+    assert write_results(SHAPE, folder, None)["mixed_warmups"] == []
+    write_cell(folder / "small", "sums", "r3", 1, [1, 0, 0, 0], warmup_sha256="b")
+    assert write_results(SHAPE, folder, None)["mixed_warmups"] == ["sums/1"]
+    assert "different warm-ups: sums/1" in (folder / "small.md").read_text()
+
+
 def test_questions_that_differ_in_number_are_refused(folder):
     write_cell(folder / "small", "sums", "r3", 2, [1, 1])
     with pytest.raises(UserError, match="different numbers of questions"):
