@@ -21,7 +21,7 @@ from models.loracoe.adapters import read_adapter
 from models.loracoe.gated import GatedModel
 from models.loracoe.pool import Pool, build_pool
 from models.loracoe.routers import SequenceRouter, TokenRouter
-from models.policy import shared_copy
+from models.shared_modules import shared_copy
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 

@@ -9,8 +9,9 @@ from data.artifacts import file_hash, files_of
 from data.errors import UserError
 from data.progress import Report
 from models.base import base_name
-from models.policy import ADAPTER_CONFIG, Policy, shared_copy
+from models.policy import ADAPTER_CONFIG, Policy
 from models.requests import ExportRequest
+from models.shared_modules import shared_copy
 
 
 def export(request: ExportRequest, out: Path, report: Report) -> dict[str, Any]:

@@ -7,8 +7,7 @@ tensors, so several policies (one being trained, a frozen reference) share a bas
 import copy
 import hashlib
 import json
-import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +17,15 @@ import torch
 from safetensors.torch import load_file
 
 from data.errors import UserError
+from models.adapter_modules import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdaptedModules, quiet
 from models.base import base_hash, base_name, load_base, read_base
 from models.device import select_device
 from models.requests import Device, PolicyFiles
 from models.scoring import TokenRow, completion_logits, completion_logprobs
 from models.settings import VOCABULARY_CHUNK, FullTraining, LoraTraining, Parameters
+from models.shared_modules import copy_with, shared_copy
 from models.tokenization import eos_ids
 
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 FULL_WEIGHTS = "model.safetensors"
 
 
@@ -35,6 +34,7 @@ class _Resident:
     key: str
     model: Any
     tokenizer: Any
+    adapted: AdaptedModules
 
 
 _resident: list[_Resident] = []
@@ -45,27 +45,23 @@ def release_base() -> None:
     _resident.clear()
 
 
-def resident_base(folder: Path, device: torch.device) -> tuple[Any, Any]:
-    """The base model of `folder` on `device` and its tokenizer: read at first use, then kept by content hash.
-
-    One base stays resident (a large one fills a GPU); it must not be changed.
-    """
+def _resident_in(folder: Path, device: torch.device) -> _Resident:
     key = f"{base_hash(folder)} {device}"
     if not (_resident and _resident[0].key == key):
         _resident.clear()
         model, tokenizer = load_base(folder)
         model.to(device).eval().requires_grad_(False)
-        _resident.append(_Resident(key, model, tokenizer))
-    return _resident[0].model, _resident[0].tokenizer
+        _resident.append(_Resident(key, model, tokenizer, AdaptedModules(model)))
+    return _resident[0]
 
 
-def shared_copy(model: torch.nn.Module, own: Collection[int] = ()) -> Any:
-    """New modules around the same parameter and buffer tensors: adapters put into the copy leave `model` as it is.
+def resident_base(folder: Path, device: torch.device) -> tuple[Any, Any]:
+    """The base model of `folder` on `device` and its tokenizer: read at first use, then kept by content hash.
 
-    Tensors whose id() is in `own` are copied.
+    One base stays resident (a large one fills a GPU); it must not be changed.
     """
-    tensors = [*model.parameters(), *model.buffers()]
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in tensors if id(tensor) not in own})
+    resident = _resident_in(folder, device)
+    return resident.model, resident.tokenizer
 
 
 class Policy:
@@ -101,12 +97,13 @@ class Policy:
         Raises UserError where weights and `parameters` do not fit together, or where nothing would be trained.
         """
         device = select_device(compute)
-        base, tokenizer = resident_base(files.base, device)
+        resident = _resident_in(files.base, device)
+        base, tokenizer = resident.model, resident.tokenizer
         if trainable and parameters is None:
             raise UserError("a policy to train needs `parameters` (lora or full)")
         weights = files.weights
         if weights is not None and (weights / ADAPTER_CONFIG).is_file():
-            model = _with_adapter(shared_copy(base), weights, parameters, trainable)
+            model = _with_adapter(resident.adapted, weights, parameters, trainable)
         elif weights is not None:
             whole = _trained_whole(base, device) if trainable else copy.deepcopy(base)
             model = _with_full_weights(whole, weights, parameters, trainable)
@@ -161,12 +158,12 @@ class Policy:
         copies: dict[int, Any] = {}
         for module in self.network.modules():
             if hasattr(module, "base_layer"):
-                merged = copy.deepcopy(module.base_layer, dict(shared))
+                merged = copy_with(module.base_layer, dict(shared))
                 with torch.no_grad():
                     weight = module.base_layer.weight + module.get_delta_weight("default")
                 merged.weight = torch.nn.Parameter(weight, requires_grad=False)
                 copies[id(module)] = merged
-        return copy.deepcopy(self.network, shared | copies)
+        return copy_with(self.network, shared | copies)
 
     def save(self, folder: Path) -> None:
         """Writes an ordinary PEFT adapter, or full weights with their configuration: same policy, same bytes."""
@@ -175,9 +172,10 @@ class Policy:
             self.model.save_pretrained(folder)
             return
         self.model.peft_config["default"].base_model_name_or_path = base_name(self.files.base)
+        # No model card: it names library versions, and its template takes longer than the adapter.
+        self.model.create_or_update_model_card = _no_card
         self.model.save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
-        # peft writes sets in hash order and a model card with library versions: neither is the same in two processes.
-        (folder / "README.md").unlink(missing_ok=True)
+        # peft writes sets in hash order, which is not the same in two processes.
         config = json.loads((folder / ADAPTER_CONFIG).read_text())
         for key in ("target_modules", "modules_to_save"):
             if isinstance(config.get(key), list):
@@ -266,16 +264,14 @@ def _trained_whole(base: Any, device: torch.device) -> Any:
     return model
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the warning that peft asks transformers for an attribute by its old name."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
-        yield
+def _no_card(folder: str) -> None:
+    """In place of PEFT's model card."""
 
 
 def _with_new_adapter(base: Any, parameters: LoraTraining, seed: int) -> Any:
     from peft import LoraConfig, get_peft_model
+
+    from models.lora_linear import use_lora_products
 
     config = LoraConfig(
         r=parameters.rank,
@@ -286,25 +282,24 @@ def _with_new_adapter(base: Any, parameters: LoraTraining, seed: int) -> Any:
         bias="none",
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng(), _quiet():
+    with torch.random.fork_rng(), quiet():
         torch.manual_seed(seed % 2**63)
         try:
-            return get_peft_model(base, config)
+            model = get_peft_model(base, config)
         except ValueError as error:
             raise UserError(f"parameters.target_modules {list(parameters.target_modules)}: {error}") from None
+    use_lora_products(model)
+    return model
 
 
-def _with_adapter(base: Any, folder: Path, parameters: Parameters | None, trainable: bool) -> Any:
-    from peft import PeftModel
-
+def _with_adapter(adapted: AdaptedModules, folder: Path, parameters: Parameters | None, trainable: bool) -> Any:
     if not (folder / ADAPTER_WEIGHTS).is_file():
         raise UserError(f"{folder} has no {ADAPTER_WEIGHTS}; adapters are read from safetensors only")
     if trainable and isinstance(parameters, FullTraining):
         raise UserError(
             f"{folder} holds an adapter, but parameters.kind is 'full'; use 'lora' or start from full weights"
         )
-    with _quiet():
-        model = PeftModel.from_pretrained(base, str(folder), is_trainable=trainable)
+    model = adapted.load(folder, trainable)
     if trainable and isinstance(parameters, LoraTraining) and model.peft_config["default"].r != parameters.rank:
         found = model.peft_config["default"].r
         raise UserError(f"{folder} holds an adapter of rank {found}, but parameters.rank is {parameters.rank}")

@@ -26,9 +26,10 @@ from models.loracoe.gates import gates_from_importance, train_gates
 from models.loracoe.importance import Scores, adalora_score, gate_fisher, gate_gradient, mask_count
 from models.loracoe.pool import Gates, Pool, build_pool, save_pool, svd_basis
 from models.loracoe.routing import route_tasks
-from models.policy import Policy, shared_copy
+from models.policy import Policy
 from models.requests import Device, PolicyFiles
 from models.settings import CompositionSettings
+from models.shared_modules import shared_copy
 
 PROBE_ROWS = 4
 _TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
