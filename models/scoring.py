@@ -128,13 +128,12 @@ def token_scores(
         logits_NV = logits_at(network, ids_BT, flat_N, **inputs).float()
     if temperature != 1:
         logits_NV = logits_NV / temperature
-    # One kernel each way, and the logits themselves are not kept for the backward pass.
-    every_NV = logits_NV.log_softmax(-1)
-    logprobs_N = every_NV.gather(1, targets_N[:, None])[:, 0]
+    normaliser_N = logits_NV.logsumexp(-1)
+    logprobs_N = logits_NV.gather(1, targets_N[:, None])[:, 0] - normaliser_N
     entropy_N = None
     if how.entropies != "none":
         with torch.set_grad_enabled(how.entropies == "gradient" and torch.is_grad_enabled()):
-            entropy_N = -(every_NV.exp() * every_NV).sum(-1)
+            entropy_N = normaliser_N - (logits_NV.softmax(-1) * logits_NV).sum(-1)
     return TokenScores(logprobs_N, entropy_N, hidden[0])
 
 
