@@ -8,7 +8,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from models.settings import VOCABULARY_CHUNK
-from models.vocabulary import Entropies, check_transform, chunked_logprobs, logit_transform
+from models.vocabulary import Entropies, check_transform, chunked_logprobs, logit_transform, whole_logprobs
 
 
 class TokenRow(NamedTuple):
@@ -128,12 +128,7 @@ def token_scores(
         logits_NV = logits_at(network, ids_BT, flat_N, **inputs).float()
     if temperature != 1:
         logits_NV = logits_NV / temperature
-    normaliser_N = logits_NV.logsumexp(-1)
-    logprobs_N = logits_NV.gather(1, targets_N[:, None])[:, 0] - normaliser_N
-    entropy_N = None
-    if how.entropies != "none":
-        with torch.set_grad_enabled(how.entropies == "gradient" and torch.is_grad_enabled()):
-            entropy_N = normaliser_N - (logits_NV.softmax(-1) * logits_NV).sum(-1)
+    logprobs_N, entropy_N = whole_logprobs(logits_NV, targets_N, how.entropies)
     return TokenScores(logprobs_N, entropy_N, hidden[0])
 
 

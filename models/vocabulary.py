@@ -10,6 +10,7 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from data.errors import UserError
 
@@ -52,6 +53,46 @@ def head_weight(layer: Any) -> tuple[Tensor, Tensor | None]:
     for name in getattr(layer, "active_adapters", ()):
         weight = weight + layer.get_delta_weight(name).to(weight.dtype)
     return weight, getattr(base, "bias", None)
+
+
+class _WholeLogprobs(torch.autograd.Function):
+    """log π of targets [N] and entropies [N] (no gradient; 0 where not asked for) from float32 logits [N, V].
+
+    The probabilities are computed once, for the entropies and for the gradient (1[target] − p), which is written once.
+    """
+
+    @staticmethod
+    def forward(ctx, logits_NV, targets_N, entropies):
+        normaliser_N = logits_NV.logsumexp(-1)
+        logprobs_N = logits_NV.gather(1, targets_N[:, None])[:, 0] - normaliser_N
+        entropy_N = torch.zeros_like(normaliser_N)
+        if entropies or ctx.needs_input_grad[0]:
+            shares_NV = (logits_NV - normaliser_N[:, None]).exp_()
+            ctx.save_for_backward(shares_NV, targets_N)
+            if entropies:
+                entropy_N = normaliser_N - (shares_NV * logits_NV).sum(-1)
+        ctx.mark_non_differentiable(entropy_N)
+        return logprobs_N, entropy_N
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_logprobs_N, _grad_entropy_N):
+        shares_NV, targets_N = ctx.saved_tensors
+        grad_NV = shares_NV * -grad_logprobs_N[:, None]
+        return grad_NV.scatter_add_(1, targets_N[:, None], grad_logprobs_N[:, None]), None, None
+
+
+def whole_logprobs(logits_NV: Tensor, targets_N: Tensor, entropies: Entropies) -> tuple[Tensor, Tensor | None]:
+    """log π [N] of `targets_N` and entropies [N] (nats) under softmax of float32 logits.
+
+    The entropies have a gradient with "gradient" only; they are None with "none".
+    """
+    if entropies != "gradient" or not torch.is_grad_enabled():
+        logprobs_N, entropy_N = _WholeLogprobs.apply(logits_NV, targets_N, entropies != "none")
+        return logprobs_N, None if entropies == "none" else entropy_N
+    normaliser_N = logits_NV.logsumexp(-1)
+    logprobs_N = logits_NV.gather(1, targets_N[:, None])[:, 0] - normaliser_N
+    return logprobs_N, normaliser_N - (logits_NV.softmax(-1) * logits_NV).sum(-1)
 
 
 class _ChunkedLogprobs(torch.autograd.Function):

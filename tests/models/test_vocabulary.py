@@ -11,7 +11,7 @@ from models.policy import Policy
 from models.requests import PolicyFiles
 from models.scoring import How, TokenRow, completion_logprobs, padded, token_scores
 from models.settings import LoraTraining
-from models.vocabulary import LogitTransform, chunked_logprobs
+from models.vocabulary import LogitTransform, chunked_logprobs, whole_logprobs
 from tests.rl import CPU
 from tests.tiny import save_base, tiny_gpt2, tiny_llama
 
@@ -184,3 +184,21 @@ def test_bfloat16_agrees_roughly():
     assert plain.logprobs_N.dtype == chunked.logprobs_N.dtype == torch.float32
     assert torch.allclose(plain.logprobs_N, chunked.logprobs_N, atol=0.05)
     assert torch.allclose(plain.entropy_N, chunked.entropy_N, atol=0.05)
+
+
+def test_whole_logits_gradient_is_the_derivative_and_entropies_agree():
+    torch.manual_seed(0)
+    logits_NV = torch.randn(5, 7, dtype=torch.float64, requires_grad=True)
+    targets_N = torch.tensor([0, 3, 6, 3, 1])
+    assert torch.autograd.gradcheck(lambda x: whole_logprobs(x, targets_N, "values")[0], logits_NV)
+    expected_NV = logits_NV.log_softmax(-1)
+    entropy_N = -(expected_NV.exp() * expected_NV).sum(-1)
+    for entropies in ("none", "values", "gradient"):
+        logprobs_N, found_N = whole_logprobs(logits_NV, targets_N, entropies)
+        torch.testing.assert_close(logprobs_N, expected_NV[range(5), targets_N])
+        assert (found_N is None) == (entropies == "none")
+        if found_N is not None:
+            torch.testing.assert_close(found_N, entropy_N)
+            assert found_N.requires_grad == (entropies == "gradient")
+    with torch.no_grad():
+        torch.testing.assert_close(whole_logprobs(logits_NV, targets_N, "gradient")[1], entropy_N)
