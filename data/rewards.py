@@ -3,7 +3,8 @@
 import importlib
 import inspect
 import math
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -12,6 +13,8 @@ from data.grading import Grade, grade
 from data.settings import RewardSettings
 
 UNREADABLE_GOLD = "bad_gold"
+LARGEST_REWARD = 1e6
+"""Largest size of a user's reward (our choice): float32 tells steps of 0.1 apart and squares of it still add up."""
 _PARTIAL_KINDS = frozenset({"number", "math", "program"})
 
 
@@ -61,21 +64,49 @@ def _outcome(result: Grade, kind: str, partial: float) -> float | None:
     return partial if kind in _PARTIAL_KINDS and result.reason == "wrong" and result.parsed is not None else 0.0
 
 
-def _call(path: str, prompts: list, completions: list, columns: dict[str, list]) -> list[float | None]:
-    """One user function over all completions, its result checked: as many values, each a finite number or None."""
+def _values(path: str, prompts: list, completions: list, columns: dict[str, list]) -> list:
+    """What a user's function gives for all completions: as many values. Raises what may pass (OSError) as it is."""
     function = _load_once(path)
-    values = function(prompts=prompts, completions=completions, **columns)
+    given = {"prompts": prompts, "completions": completions, **columns}
+    try:
+        inspect.signature(function).bind(**given)
+    except TypeError as error:
+        raise UserError(
+            f"reward function {path!r} cannot be called with {', '.join(given)} by name ({error}): "
+            "name those that it reads and end its parameters with **columns"
+        ) from error
+    except ValueError:
+        pass  # a function of a C library, which does not say what it takes
+    try:
+        values = function(**given)
+    except (UserError, OSError):
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise UserError(
+            f"reward function {path!r} raised {type(error).__name__}: {error} ({frame.filename}, line {frame.lineno}): "
+            "mend it, or let it return None for what it cannot score"
+        ) from error
     if inspect.isawaitable(values):
         if inspect.iscoroutine(values):
             values.close()
         raise UserError(f"reward function {path!r} is asynchronous: give a plain function")
+    if values is None or isinstance(values, str | bytes | Mapping | Set) or not hasattr(values, "__iter__"):
+        raise UserError(
+            f"reward function {path!r} gave {type(values).__name__}: return a list with one value for each completion"
+        )
     values = list(values)
     if len(values) != len(completions):
         raise UserError(
             f"reward function {path!r} gave {len(values)} values for {len(completions)} completions: one each"
         )
+    return values
+
+
+def _call(path: str, prompts: list, completions: list, columns: dict[str, list]) -> list[float | None]:
+    """One user function over all completions, its result checked: numbers up to `LARGEST_REWARD`, or None."""
     checked = []
-    for row, value in enumerate(values):
+    for row, value in enumerate(_values(path, prompts, completions, columns)):
         try:
             number = None if value is None else float(value)
         except (TypeError, ValueError) as error:
@@ -83,6 +114,11 @@ def _call(path: str, prompts: list, completions: list, columns: dict[str, list])
         if number is not None and not math.isfinite(number):
             raise UserError(
                 f"reward function {path!r}, row {row}: {number} is not finite; return None where unscorable"
+            )
+        if number is not None and abs(number) > LARGEST_REWARD:
+            raise UserError(
+                f"reward function {path!r}, row {row}: {number} is beyond ±{LARGEST_REWARD:g}, where float32 no longer "
+                "tells rewards apart; scale it, or return None where unscorable"
             )
         checked.append(number)
     return checked

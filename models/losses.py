@@ -15,6 +15,11 @@ from torch import Tensor
 
 from models.settings import ClippedImportance, ClippedRatio, Loss, SequenceRatio
 
+LARGEST_LOG_RATIO = 20.0
+"""Ratios are counted as e²⁰ from there on (our choice): far beyond any bound, and squares of it fit float32."""
+RATIO_ROUNDING = 1e-5
+"""How far a ratio of 1 may lie from 1 where both policies are the same (the bound of the invariants)."""
+
 
 @dataclass(frozen=True)
 class TokenBatch:
@@ -59,6 +64,16 @@ def where(mask_BT: Tensor, values_BT: Tensor) -> Tensor:
     return torch.where(mask_BT, values_BT, torch.zeros((), dtype=values_BT.dtype, device=values_BT.device))
 
 
+def ratio_of(log_ratio: Tensor) -> Tensor:
+    """exp of a log ratio, without gradient above `LARGEST_LOG_RATIO`: never infinite, so that ∞ · 0 makes no NaN."""
+    return log_ratio.clamp(max=LARGEST_LOG_RATIO).exp()
+
+
+def beyond(ratio_BT: Tensor, cap: float) -> Tensor:
+    """Which ratios a cap cuts by more than rounding, for the statistics: at a cap of 1, none where policies agree."""
+    return ratio_BT > cap * (1 + RATIO_ROUNDING)
+
+
 def _clipped_surrogate(ratio_BT: Tensor, batch: TokenBatch, low: float, high: float) -> TokenLosses:
     """−min(r·A, clip(r, 1−low, 1+high)·A) (Schulman et al. 2017, equation 7)."""
     advantages_BT = batch.advantages()
@@ -78,7 +93,7 @@ class ClippedRatioLoss:
 
     def __call__(self, batch: TokenBatch) -> TokenLosses:
         """See `PolicyLoss`."""
-        losses = _clipped_surrogate(batch.log_ratio().exp(), batch, self.settings.clip_low, self.settings.clip_high)
+        losses = _clipped_surrogate(ratio_of(batch.log_ratio()), batch, self.settings.clip_low, self.settings.clip_high)
         if self.settings.dual_clip is None:
             return losses
         advantages_BT = batch.advantages()
@@ -107,7 +122,7 @@ class SequenceRatioLoss:
         total_B1 = log_ratio_BT.sum(dim=1, keepdim=True)
         if self.settings.length_normalised:
             total_B1 = total_B1 / batch.mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
-        return total_B1.exp().expand_as(log_ratio_BT)
+        return ratio_of(total_B1).expand_as(log_ratio_BT)
 
 
 class ClippedImportanceLoss:
@@ -118,10 +133,10 @@ class ClippedImportanceLoss:
 
     def __call__(self, batch: TokenBatch) -> TokenLosses:
         """See `PolicyLoss`. `clipped_high_BT` marks the capped tokens, whose gradient is bounded, not cut."""
-        ratio_BT = batch.log_ratio().detach().exp()
+        ratio_BT = ratio_of(batch.log_ratio().detach())
         weight_BT = ratio_BT.clamp(max=self.settings.cap)
         loss_BT = -weight_BT * batch.advantages() * where(batch.mask_BT, batch.logprobs_BT)
-        capped_BT = (ratio_BT > self.settings.cap) & batch.mask_BT
+        capped_BT = beyond(ratio_BT, self.settings.cap) & batch.mask_BT
         return TokenLosses(loss_BT, torch.zeros_like(capped_BT), capped_BT)
 
 
@@ -193,7 +208,7 @@ def kl_estimate(logprobs: Tensor, reference_logprobs: Tensor, estimator: Literal
         case "k2":
             return difference.square() / 2
         case "k3":
-            return torch.exp(-difference) - 1 + difference
+            return ratio_of(-difference) - 1 + difference
     raise ValueError(f"unknown KL estimator {estimator!r}")
 
 
@@ -205,8 +220,8 @@ def engine_weights(
     Yao et al. 2025 (truncated importance sampling), at token level. No gradient.
     """
     difference_BT = where(mask_BT, old_logprobs_BT.detach()) - where(mask_BT, sampling_logprobs_BT)
-    ratio_BT = difference_BT.exp()
-    return ratio_BT.clamp(max=cap), (ratio_BT > cap) & mask_BT
+    ratio_BT = ratio_of(difference_BT)
+    return ratio_BT.clamp(max=cap), beyond(ratio_BT, cap) & mask_BT
 
 
 class Statistics:
@@ -223,11 +238,12 @@ class Statistics:
         """Counts a micro-batch."""
         mask_BT = batch.mask_BT
         log_ratio_BT = batch.log_ratio()
-        deviation_BT = (log_ratio_BT.exp() - 1).abs()
+        ratio_BT = ratio_of(log_ratio_BT)
+        deviation_BT = (ratio_BT - 1).abs()
         self.tokens += int(mask_BT.sum())
         self.add_tokens("clip_share_low", losses.clipped_low_BT, mask_BT)
         self.add_tokens("clip_share_high", losses.clipped_high_BT, mask_BT)
-        self.add_tokens("kl_old", log_ratio_BT.exp() - 1 - log_ratio_BT, mask_BT)
+        self.add_tokens("kl_old", ratio_BT - 1 - log_ratio_BT, mask_BT)
         self.add_tokens("entropy", entropy_BT, mask_BT)
         self.add_tokens("ratio_deviation_mean", deviation_BT, mask_BT)
         self.add_largest("ratio_deviation_max", deviation_BT, mask_BT)

@@ -16,6 +16,9 @@ from models.meta_actions.rollouts import row_boundaries
 from models.scoring import TokenRow
 from models.settings import RLSettings
 
+LARGEST_WEIGHT = 1e15
+"""Largest reward or advantage that is trained with: squares of a gradient of this size still add up in float32."""
+
 
 @dataclass(frozen=True)
 class TrainRow:
@@ -39,7 +42,7 @@ def train_rows(
 ) -> list[TrainRow]:
     """The rollouts that may be trained on: those with a completion, and without truncated ones where so set.
 
-    Raises UserError where a KL term needs reference log-probabilities that the table lacks, or an advantage is missing.
+    Raises UserError where one of them is not whole: see `check_row`.
     """
     result = []
     for number, row in enumerate(rows):
@@ -47,16 +50,10 @@ def train_rows(
             continue
         if row["stop_reason"] == "length" and not rl.train_truncated:
             continue
-        if rl.advantage.kind == "gae":
-            if row["reward"] is None:
-                continue
-        elif row["advantage"] is None or not np.isfinite(row["advantage"]):
-            raise UserError(f"rollouts row {number}: the advantage is {row['advantage']}; make the rollouts again")
+        if rl.advantage.kind == "gae" and row["reward"] is None:
+            continue
+        check_row(row, number, rl)
         reference = row["reference_logprobs"]
-        if rl.kl.coefficient and reference is None:
-            raise UserError(
-                f"rollouts row {number} has no reference_logprobs, but rl.kl is on; make the rollouts again with rl.kl"
-            )
         result.append(
             TrainRow(
                 TokenRow(row["prompt_ids"], row["completion_ids"]),
@@ -69,6 +66,44 @@ def train_rows(
             )
         )
     return result
+
+
+def check_row(row: dict[str, Any], number: int, rl: RLSettings) -> None:
+    """Raises UserError where a rollout is not whole: the loss would be NaN, or be made from other tokens' numbers.
+
+    Engines write no such rows; a table made elsewhere may hold them. There are as many log-probabilities as tokens, all
+    finite, and the gradient's weight (the advantage, or the reward with a critic) is not beyond `LARGEST_WEIGHT`.
+    """
+    again = "make the rollouts again"
+    if not row["prompt_ids"]:
+        raise UserError(f"rollouts row {number} has no prompt_ids: nothing predicts its first token; {again}")
+    weight = "reward" if rl.advantage.kind == "gae" else "advantage"
+    if row[weight] is None or not abs(row[weight]) <= LARGEST_WEIGHT:
+        raise UserError(f"rollouts row {number}: the {weight} is {row[weight]}; {again}")
+    if rl.kl.coefficient and row["reference_logprobs"] is None:
+        raise UserError(f"rollouts row {number} has no reference_logprobs, but rl.kl is on; {again} with rl.kl")
+    for name in ("sampling_logprobs", *(("reference_logprobs",) if rl.kl.coefficient else ())):
+        values, tokens = row[name] or [], len(row["completion_ids"])
+        if len(values) != tokens:
+            raise UserError(f"rollouts row {number} has {len(values)} {name} for {tokens} completion_ids; {again}")
+        if not np.isfinite(values).all():
+            raise UserError(f"rollouts row {number}: {name} are not all finite; {again}")
+
+
+def check_fits(rows: Sequence[TrainRow], vocabulary: int, context: int) -> None:
+    """Raises UserError for rows of another model: ids beyond its vocabulary, or more tokens than a row may have."""
+    for row in rows:
+        ids = [*row.tokens.prompt_ids, *row.tokens.completion_ids]
+        if not 0 <= min(ids) <= max(ids) < vocabulary:
+            raise UserError(
+                f"rollouts group {row.group}: token ids from {min(ids)} to {max(ids)}, but the model has {vocabulary}; "
+                "make the rollouts again with this model"
+            )
+        if len(ids) > context:
+            raise UserError(
+                f"rollouts group {row.group}: a row of {len(ids)} tokens is longer than the model's {context}; "
+                "make the rollouts again with this model"
+            )
 
 
 def kl_in_loss(rl: RLSettings) -> bool:

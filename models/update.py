@@ -18,7 +18,7 @@ from models.policy import Policy, release_base
 from models.requests import UpdateRequest
 from models.sharding import shard, whole
 from models.trainer_state import Counters, load_trainer_state, save_trainer_state, seed_generators
-from models.training_rows import plan_steps, train_rows
+from models.training_rows import check_fits, plan_steps, train_rows
 from models.updater import Updater
 from models.world import collective, world
 
@@ -40,8 +40,15 @@ def update(request: UpdateRequest, out: Path, report: Report) -> dict[str, Any]:
     policy without trainable parameters and for a trainer state of other parameters.
     """
     rl = request.rl
-    rows = train_rows(read_rows(request.rollouts, "rollouts"), rl, request.reasoning)
+    rollouts = read_rows(request.rollouts, "rollouts")
+    rows = train_rows(rollouts, rl, request.reasoning)
+    if not rows:
+        report.log(
+            f"round {request.round}: none of {len(rollouts)} rollouts can be trained on (no completion, no reward, or "
+            "cut at the length limit with rl.train_truncated off): the policy stays as it is"
+        )
     policy = Policy.load(request.policy, request.parameters, request.compute, trainable=True, seed=request.seed)
+    check_fits(rows, policy.network.get_input_embeddings().num_embeddings, policy.context)
     if rl.gradient_checkpointing:
         recompute_activations(policy)
     if world().sharded:

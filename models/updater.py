@@ -31,6 +31,7 @@ from models.losses import (
     engine_weights,
     kl_estimate,
     make_loss,
+    ratio_of,
     token_weights,
     weighted_sum,
 )
@@ -415,7 +416,7 @@ class Updater:
             kl_BT = kl_estimate(logprobs_BT, reference_BT, self.rl.kl.estimator)
             statistics.add_tokens("kl_reference", kl_BT.detach(), mask_BT)
             if self.rl.kl.importance_weighted:
-                kl_BT = kl_BT * batch.log_ratio().exp()
+                kl_BT = kl_BT * ratio_of(batch.log_ratio())
             loss = loss + self.rl.kl.coefficient * weighted_sum(kl_BT, weights_BT, mask_BT)
         if self.rl.entropy_coefficient:
             loss = loss - self.rl.entropy_coefficient * weighted_sum(entropy_BT, weights_BT, mask_BT)

@@ -36,6 +36,21 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "    return [1.0] * len(completions)\n"
         "def words(completions, **columns):\n"
         "    return ['high'] * len(completions)\n"
+        "def huge(completions, **columns):\n"
+        "    return [-1e39] * len(completions)\n"
+        "def nothing(completions, **columns):\n"
+        "    pass\n"
+        "def digits(completions, **columns):\n"
+        "    return '1234'\n"
+        "def by_row(completions, **columns):\n"
+        "    return {row: 1.0 for row in range(len(completions))}\n"
+        "def narrow(completions):\n"
+        "    return [1.0] * len(completions)\n"
+        "def broken(completions, **columns):\n"
+        "    return [1 / 0]\n"
+        "def away(completions, **columns):\n"
+        "    raise ConnectionError('the judge is away')\n"
+        "largest = second = lambda completions, **columns: [1e6] * len(completions)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     rewards._load_once.cache_clear()
@@ -112,6 +127,12 @@ def test_all_parts_none_is_unscorable(user_module: str) -> None:
         ("{}:later", "asynchronous"),
         ("{}:words", "neither a number"),
         ("{}:missing", "no callable"),
+        ("{}:huge", "float32"),
+        ("{}:nothing", "gave NoneType"),
+        ("{}:digits", "gave str"),
+        ("{}:by_row", "gave dict"),
+        ("{}:narrow", "columns"),
+        ("{}:broken", r"ZeroDivisionError.*user_rewards_of_the_test.py, line \d+"),
         ("{}", "package.module:function"),
         ("no_such_module_here:f", "cannot import"),
     ],
@@ -119,6 +140,13 @@ def test_all_parts_none_is_unscorable(user_module: str) -> None:
 def test_bad_user_functions_are_named(user_module: str, path: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         score(PROMPTS, COMPLETIONS, COLUMNS, RewardSettings(functions=(path.format(user_module),)))
+
+
+def test_the_largest_rewards_add_up_and_a_lost_connection_is_no_fault_of_the_function(user_module: str) -> None:
+    functions = (f"{user_module}:largest", f"{user_module}:second")
+    assert score(PROMPTS, COMPLETIONS, COLUMNS, RewardSettings(functions=functions))[1].reward == 2e6
+    with pytest.raises(ConnectionError, match="away"):
+        score(PROMPTS, COMPLETIONS, COLUMNS, RewardSettings(functions=(f"{user_module}:away",)))
 
 
 def test_columns_of_other_lengths_are_named() -> None:

@@ -251,3 +251,44 @@ def test_settings_refuse_what_would_train_nothing():
         RLSettings(prompts=16, steps=3)
     with pytest.raises(ValueError, match="samples is 1"):
         RLSettings(samples=1)
+
+
+def test_a_cap_of_one_does_not_count_rounding():
+    """Both caps may be 1: ratios that are 1 to rounding are not told as cut, and the weight is cut all the same."""
+    old = torch.full((1, 4), -1.0)
+    batch = TokenBatch(old + torch.tensor([[5e-7, -5e-7, 0.0, 0.1]]), old, torch.ones(1, 4), torch.ones(1, 4).bool())
+    losses = make_loss(ClippedImportance(cap=1.0))(batch)
+    assert losses.clipped_high_BT.tolist() == [[False, False, False, True]]
+    weights_BT, truncated_BT = engine_weights(batch.logprobs_BT, old, batch.mask_BT, 1.0)
+    assert truncated_BT.tolist() == [[False, False, False, True]]
+    assert weights_BT.max() == 1.0
+
+
+@pytest.mark.parametrize(
+    "how", [*LOSSES, SequenceRatio(length_normalised=False, clip_low=0.2, clip_high=0.2)], ids=repr
+)
+@pytest.mark.parametrize(("advantage", "log_ratio"), [(a, d) for a in (0, 1, -1) for d in (19, 100, 1000, -1000)])
+def test_a_ratio_that_float32_cannot_hold_makes_no_nan(how, advantage, log_ratio):
+    """exp(100) is infinite: ∞ · 0 was NaN in the loss without advantage, and in the gradient of the clipped branch."""
+    logprobs = torch.full((1, 3), -1.0, requires_grad=True)
+    old = logprobs.detach() - log_ratio
+    batch = TokenBatch(logprobs, old, torch.full((1, 3), float(advantage)), torch.ones(1, 3).bool())
+    loss_BT = make_loss(how)(batch).loss_BT
+    (gradient_BT,) = torch.autograd.grad(loss_BT.sum(), logprobs)
+    assert loss_BT.isfinite().all() and gradient_BT.isfinite().all()
+    if advantage == 0:
+        assert not loss_BT.any() and not gradient_BT.any()
+    elif advantage > 0 and log_ratio > 0 and hasattr(how, "clip_high"):
+        assert loss_BT[0].tolist() == pytest.approx([-1 - how.clip_high] * 3)
+        assert not gradient_BT.any()
+    statistics = Statistics()
+    statistics.add(batch, make_loss(how)(batch), torch.zeros(1, 3))
+    assert all(math.isfinite(value) for value in statistics.values().values())
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_a_kl_that_float32_cannot_hold_stays_finite(estimator):
+    logprobs = torch.tensor([-150.0, -1.0], requires_grad=True)
+    kl = kl_estimate(logprobs, torch.tensor([-1.0, -150.0]), estimator)
+    (gradient,) = torch.autograd.grad(kl.sum(), logprobs)
+    assert kl.isfinite().all() and gradient.isfinite().all()

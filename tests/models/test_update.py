@@ -333,3 +333,51 @@ def test_groups_stay_whole_and_every_row_is_trained_once_an_epoch():
             assert all((position ^ 1) in step for position in step)
     assert plan != plan_steps(groups, epochs=2, steps=2, seed=8)
     assert plan == plan_steps(groups, epochs=2, steps=2, seed=7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompt_ids": []}, "prompt_ids"),
+        ({"sampling_logprobs": [-1.0]}, "1 sampling_logprobs for 3"),
+        ({"sampling_logprobs": None}, "0 sampling_logprobs for 3"),
+        ({"sampling_logprobs": [-1.0, math.nan, -1.0]}, "sampling_logprobs are not all finite"),
+        ({"sampling_logprobs": [-1.0, -math.inf, -1.0]}, "sampling_logprobs are not all finite"),
+        ({"reference_logprobs": [-1.0]}, "1 reference_logprobs for 3"),
+        ({"reference_logprobs": [-1.0, math.nan, -1.0]}, "reference_logprobs are not all finite"),
+        ({"advantage": 1e39, "reward": 1e39}, "is 1e\\+39"),
+        ({"advantage": -1e30, "reward": -1e30}, "is -1e\\+30"),
+        ({"advantage": math.nan, "reward": math.nan}, "is nan"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("advantage", ["group_mean", "gae"])
+def test_a_rollout_that_is_not_whole_is_refused(files, tmp_path, changes, message, advantage):
+    """Short or non-finite numbers would train on other tokens' numbers, or end in NaN without saying where."""
+    rows = rollout_rows(files, REWARDS)
+    assert len(rows[0]["completion_ids"]) == 3
+    rows[0] |= changes
+    request = update_request(tmp_path, files, rows, advantage={"kind": advantage}, kl={"coefficient": 0.1})
+    with pytest.raises(UserError, match=f"rollouts row 0.*{message}.*make the rollouts again"):
+        update(request, tmp_path, Silent())
+
+
+@pytest.mark.parametrize(("ids", "message"), [([5, 128, 2], "5 to 128|2 to 128"), ([5] * 300, "longer than")])
+def test_rollouts_of_another_model_are_refused(files, tmp_path, ids, message):
+    rows = rollout_rows(files, REWARDS)
+    rows[0] |= {"prompt_ids": [2], "completion_ids": ids, "sampling_logprobs": [-1.0] * len(ids)}
+    with pytest.raises(UserError, match=message):
+        update(update_request(tmp_path, files, rows, engine_ratio_cap=None), tmp_path, Silent())
+
+
+@pytest.mark.parametrize("advantage", ["group_mean", "gae"])
+def test_a_round_without_trainable_rows_says_so_and_changes_nothing(files, tmp_path, monkeypatch, advantage):
+    said = []
+    monkeypatch.setattr(Silent, "log", lambda self, message: said.append(message))
+    rows = [row | {"stop_reason": "error", "reward": None} for row in rollout_rows(files, REWARDS)]
+    request = update_request(tmp_path, files, rows, advantage={"kind": advantage}, row_layout="packed")
+    counters, metrics = run(request, tmp_path / "out")
+    assert counters == {"optimizer_steps": 0, "skipped_steps": 0}
+    assert metrics == {"skipped_steps": [0.0], "learning_rate": [1e-3]}
+    assert weights_hash(tmp_path / "out/weights") == weights_hash(files.weights)
+    assert [line for line in said if "none of 16 rollouts can be trained on" in line]
