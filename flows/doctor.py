@@ -207,5 +207,5 @@ def _folder(subject: str, place: Path) -> Iterator[Finding]:
     text = f"{place}: writable, {free / 1e9:.1f} GB free"
     low = free < LOW_DISK_BYTES
     yield Finding(
-        "note" if low else "ok", subject, text, "free some: ratchet clean, or a root elsewhere" if low else ""
+        "note" if low else "ok", subject, text, "free some, or choose a root elsewhere (--root)" if low else ""
     )
