@@ -14,8 +14,10 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 run: install
 	$(BIN)/ratchet run
 
+# JOBS: test files run in so many processes
+JOBS ?= 2
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 # kills at twenty moments instead of three
 soak: install
