@@ -10,6 +10,7 @@ from data.errors import UserError
 from flows.evaluation import accuracy_row
 from flows.finished import FinishedRun
 from flows.parameters import RunName
+from flows.pipeline import reasoning_of
 from models.settings import CompositionSettings
 from tasks.api import patiently
 from tasks.composition import compose
@@ -88,6 +89,7 @@ def composition(
                 weights,
                 demonstrations[task],
                 expert.prompt,
+                reasoning_of(expert, weights),
                 expert.evaluation,
                 run.settings.engine,
                 run.settings.seed,

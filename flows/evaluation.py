@@ -5,6 +5,7 @@ from prefect.artifacts import create_table_artifact
 
 from flows.finished import FinishedRun
 from flows.parameters import Questions, RunName, Split
+from flows.pipeline import reasoning_of
 from tasks.api import patiently
 from tasks.compute import close_shared
 from tasks.evaluation import evaluate
@@ -44,16 +45,17 @@ def evaluation(
     try:
         for task in run.tasks(tasks):
             for model in models or run.models():
-                expert = run.expert(task, model)
+                expert, weights = run.expert(task, model), run.weights(task, model)
                 made = result_of(
                     configured(evaluate, compute.retries, compute.retry_delay_seconds)(
                         run.context,
                         model,
                         task,
                         run.output("base"),
-                        run.weights(task, model),
+                        weights,
                         run.output("demonstrations", task),
                         expert.prompt,
+                        reasoning_of(expert, weights),
                         expert.evaluation,
                         run.settings.engine,
                         run.settings.seed,

@@ -119,7 +119,8 @@ def serve(settings: RunSettings, *, host: str, port: int, python: str | None, wa
     port = _free_port(host, port)
     line = command(settings, chosen, host, port, extra)
     reaper.watch()
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGINT):  # a shell's background jobs start with SIGINT ignored
+        signal.signal(number, _interrupt)
     print(
         f"starting {chosen.package} {chosen.versions[chosen.package]}: {shlex.join(line)}", file=sys.stderr, flush=True
     )

@@ -83,7 +83,8 @@ def run_cell(
 def tracked(run: RunContext, tracking: Tracking, cell: str) -> Tracking:
     """`tracking` with the names of one cell, and the run's folder where none is set."""
     folder = tracking.folder if tracking.folder is not None else run.url("trackers")
-    return tracking.model_copy(update={"run_name": f"{tracking.run_name or run.name}-{cell}", "folder": folder})
+    name = f"{tracking.run_name or run.name}-{cell}".replace("/", "-")  # a retraining's run lies in a folder of its own
+    return tracking.model_copy(update={"run_name": name, "folder": folder})
 
 
 @step_task("rounds-{task}-{arm}-{first}-to-{last}")

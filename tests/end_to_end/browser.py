@@ -66,6 +66,13 @@ class Browser:
             assert time.monotonic() < deadline, f"{url} does not show {text!r} but:\n{shown[:2000]}"
             time.sleep(0.2)
 
+    def wait(self, expression: str, seconds: float = 60.0) -> None:
+        """Waits until a JavaScript expression is true: diagrams are drawn after the text is there."""
+        deadline = time.monotonic() + seconds
+        while not self.value(expression):
+            assert time.monotonic() < deadline, f"not true within {seconds:g} s: {expression}"
+            time.sleep(0.2)
+
     def picture_widths(self) -> list[int]:
         """Natural widths of the pictures with data of their own; 0 for one that the browser cannot read."""
         return self.value("[...document.images].filter(i => i.src.startsWith('data:')).map(i => i.naturalWidth)")

@@ -40,7 +40,7 @@ def test_an_artifacts_page_shows_its_text_and_pictures(server, one_process, brow
     assert len(widths) >= pictures and all(width > 100 for width in widths)
     if diagram:
         browser.open(f"http://127.0.0.1:{server.port}/v2/artifacts/artifact/{identifier}", "Start states")
-        assert browser.value("[...document.querySelectorAll('svg')].some(s => s.textContent.includes('Warm-up'))")
+        browser.wait("[...document.querySelectorAll('svg')].some(s => s.textContent.includes('Warm-up'))")
     if os.environ.get("RATCHET_SCREENSHOTS") and key.removeprefix("two-experts-") in SHOWN:
         browser.screenshot(ROOT / "docs" / "images" / f"artifact-{key.removeprefix('two-experts-')}.png")
 
