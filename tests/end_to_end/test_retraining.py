@@ -133,9 +133,16 @@ def test_decision_versions_and_event_are_shown(server, folder):
     assert text.startswith("# Not promoted") and "```mermaid" in text and "30 rows" in text and "warm start" in text
     [row] = json.loads(artifacts[f"{identifier}-versions"]["data"])
     assert row["version"] == "1" and row["serves"] == "yes" and row["than"] == "the base"
-    events = server.post("events/filter", {"filter": {"event": {"prefix": ["ratchet."]}}})["events"]
-    mine = {event["event"] for event in events if event["resource"]["prefect.resource.id"].endswith(identifier)}
-    assert mine == {"ratchet.promotion.accepted", "ratchet.promotion.refused", "ratchet.retraining.empty"}
+
+    def mine() -> set[str]:
+        events = server.post("events/filter", {"filter": {"event": {"prefix": ["ratchet."]}}})["events"]
+        return {event["event"] for event in events if event["resource"]["prefect.resource.id"].endswith(identifier)}
+
+    wanted = {"ratchet.promotion.accepted", "ratchet.promotion.refused", "ratchet.retraining.empty"}
+    deadline = time.monotonic() + 30  # the server stores events some time after they were sent
+    while mine() != wanted and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert mine() == wanted
 
 
 def test_versions_are_listed_and_rolled_back(server, folder):
