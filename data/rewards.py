@@ -44,6 +44,10 @@ def load_function(path: str) -> Callable:
         raise UserError(
             f"reward function {path!r}: cannot import {module_name} ({error}); is it on PYTHONPATH?"
         ) from error
+    except Exception as error:
+        raise UserError(
+            f"reward function {path!r}: importing {module_name} raised {type(error).__name__}: {error}; mend the module"
+        ) from error
     function = module
     for part in name.split("."):
         function = getattr(function, part, None)

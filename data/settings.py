@@ -6,9 +6,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Settings(BaseModel):
-    """Base of every settings class: unknown keys are errors, values do not change after validation."""
+    """Base of every settings class: unknown keys are errors, numbers are finite (JSON has no others), values do not
+    change after validation."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=False, allow_inf_nan=False
+    )
 
     @model_validator(mode="before")
     @classmethod

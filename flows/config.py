@@ -184,10 +184,12 @@ def explain(error: ValidationError, prefix: str = "", of: tuple[Any, ...] = (Run
         field = prefix + (".".join(location) or "settings")
         reason = entry["msg"].removeprefix("Value error, ")
         if entry["type"] == "extra_forbidden":
-            known = _known_keys(location[:-1], of)
+            known, kind = _known_keys(entry["loc"][:-1], of)
             near = difflib.get_close_matches(location[-1], known, 1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            lines.append(f"{field}: there is no such setting; {hint}the settings here are {', '.join(known) or 'none'}")
+            where = f" with kind {kind!r}" if kind else ""
+            names = ", ".join(known) or "none"
+            lines.append(f"{field}: there is no such setting{where}; {hint}the settings here are {names}")
         elif entry["type"] == "union_tag_invalid":
             context = entry["ctx"]
             lines.append(f"{field}.kind: there is no kind {context['tag']!r}; choose one of {context['expected_tags']}")
@@ -236,16 +238,22 @@ def _classes() -> list[Any]:
     return found
 
 
-def _known_keys(location: list[str], of: tuple[Any, ...]) -> list[str]:
-    """The settings that exist at a place, for the hint of an unknown key."""
+def _known_keys(location: Sequence[Any], of: tuple[Any, ...]) -> tuple[list[str], str | None]:
+    """The settings that exist at a place of pydantic's, for the hint of an unknown key; and the kind of its table."""
     classes: list[Any] = list(of)
+    kind = None
     for part in location:
+        of_kind = [cls for cls in classes if "kind" in cls.model_fields and cls.model_fields["kind"].default == part]
+        kind = part if of_kind else None
+        if of_kind:
+            classes = of_kind
+            continue
         inside: list[Any] = []
         for cls in classes:
             if part in cls.model_fields:
                 inside.extend(_classes_of(cls.model_fields[part].annotation))
         classes = inside or classes  # the name of an expert or an arm: its class is already there
-    return sorted({name for cls in classes for name in cls.model_fields})
+    return sorted({name for cls in classes for name in cls.model_fields}), kind
 
 
 def _classes_of(annotation: Any) -> list[Any]:

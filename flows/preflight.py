@@ -42,13 +42,19 @@ def problems(settings: RunSettings) -> list[str]:
     checks.append(lambda: _tracking(settings.tracking, settings.root))
     for task, expert in settings.experts.items():
         checks.append(lambda task=task, expert=expert: _expert(f"experts.{task}", expert))
+        if expert.reward.functions:
+            checks.append(
+                lambda task=task, expert=expert: _functions(
+                    f"experts.{task}", expert.reward.functions, computing_python(settings.engine)
+                )
+            )
     found = []
     for check_one in checks:
         try:
             check_one()
         except UserError as error:
             found.append(str(error))
-    return found
+    return list(dict.fromkeys(found))
 
 
 def computing_python(engine: Engine) -> str | None:
@@ -91,6 +97,22 @@ def _tracking(tracking: Tracking, root: str) -> None:
     folder = tracking.folder if tracking.folder is not None else root
     if {"tensorboard", "mlflow", "wandb"} & set(tracking.trackers) and not storage.is_local(folder):
         raise UserError(f"tracking.folder: trackers write to a local folder, not to {folder}; set tracking.folder")
+
+
+def _functions(field: str, paths: tuple[str, ...], python: str | None) -> None:
+    """The reward functions are there, looked for where the computing process does: in the folder of the command too."""
+    from data.rewards import load_function
+
+    if python is not None:  # another Python, which may have other packages
+        return
+    sys.path.insert(0, os.getcwd())
+    try:
+        for path in paths:
+            load_function(path)
+    except UserError as error:
+        raise UserError(f"{field}.reward.functions: {error}") from error
+    finally:
+        sys.path.remove(os.getcwd())
 
 
 def _expert(field: str, expert: ExpertSettings) -> None:

@@ -52,6 +52,7 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "    raise ConnectionError('the judge is away')\n"
         "largest = second = lambda completions, **columns: [1e6] * len(completions)\n"
     )
+    (tmp_path / f"{name}_broken.py").write_text("def f(:\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     rewards._load_once.cache_clear()
     yield name
@@ -135,6 +136,7 @@ def test_all_parts_none_is_unscorable(user_module: str) -> None:
         ("{}:broken", r"ZeroDivisionError.*user_rewards_of_the_test.py, line \d+"),
         ("{}", "package.module:function"),
         ("no_such_module_here:f", "cannot import"),
+        ("{}_broken:f", "importing .* raised SyntaxError"),
     ],
 )
 def test_bad_user_functions_are_named(user_module: str, path: str, message: str) -> None:

@@ -77,6 +77,12 @@ def test_overrides(arguments, nested):
         ({"model": {"kind": "tiny", "hiden_size": 3}}, ["model.hiden_size", "hidden_size"]),
         ({"name": "Not A Name"}, ["name:", "lower-case"]),
         ({"nonsense": 3}, ["nonsense:", "no such setting"]),
+        (
+            {"rl": {"loss": {"kind": "clipped_importance", "clip_low": 0.1}}},
+            ["rl.loss.clip_low: there is no such setting with kind 'clipped_importance'; the settings", "cap, kind"],
+        ),
+        ({"rl": {"learning_rate": float("inf")}}, ["rl.learning_rate:", "finite number"]),
+        ({"rl": {"kl": {"coefficient": float("inf")}}}, ["rl.kl.coefficient:", "finite number"]),
     ],
 )
 def test_errors_name_the_field_the_reason_and_the_remedy(overrides, fragments):
