@@ -30,9 +30,15 @@ def weights_place(settings: dict, task: str, model: str) -> tuple[str, str] | No
         return f"experts/{task}/warmup", "weights"
     if model == "composed":
         return "loracoe", f"exported/{task}"
+    if model == "routed":
+        if settings["composition"]["router"]["kind"] == "none":
+            raise UserError("--model routed: the run's composition has no router; set composition.router.kind")
+        return "loracoe", "."
     if model in settings["arms"]:
         return f"experts/{task}/{model}/{settings['seed']}/result", "weights"
-    raise UserError(f"--model {model!r}: choose base, warmup, composed or an arm ({', '.join(settings['arms'])})")
+    raise UserError(
+        f"--model {model!r}: choose base, warmup, composed, routed or an arm ({', '.join(settings['arms'])})"
+    )
 
 
 @dataclass(frozen=True)
@@ -80,12 +86,12 @@ def ask(root: str, name: str, question: str, *, task: str | None, model: str | N
         policy=PolicyFiles(base=found.base, weights=found.weights),
         prompt=expert.prompt,
         evaluation=expert.evaluation,
-        engine=settings.engine,
+        engine=settings.engine_of(model),
         question=question,
         prefix=prefix,
         compute=Device(device=settings.compute.device, threads=settings.compute.threads),
     )
-    compute = Compute(settings.compute.threads, computing_python(settings.engine))
+    compute = Compute(settings.compute.threads, computing_python(settings.engine_of(model)))
     try:
         answer = compute.call("models.evaluation:answer", request, None, _Lines(), TIMEOUT_SECONDS)
     finally:

@@ -48,7 +48,9 @@ def parser() -> argparse.ArgumentParser:
         if name == "ask":
             sub.add_argument("question")
             sub.add_argument("--task", help="which expert's model answers (default: the first)")
-            sub.add_argument("--model", help="base, warmup, an arm, or composed (default: composed, else the last arm)")
+            sub.add_argument(
+                "--model", help="base, warmup, an arm, composed or routed (default: composed, else the last arm)"
+            )
             sub.add_argument("--prefix", default="", help="beginning of the reasoning to continue from")
     sub = command("grade", "Grade a file with the columns prediction, gold and kind.")
     sub.add_argument("file", type=Path)

@@ -16,6 +16,7 @@ from data.settings import ChatPrompt, FileSource, PlainPrompt, Prompt, Splits, S
 from flows.config import explain, merge, parse_overrides
 from flows.named_model import named_model
 from models.requests import BaseRequest, ComposeRequest, Device
+from models.rollout.vllm_python import VLLM_LARGEST_RANK
 from models.settings import CompositionSettings, Dtype, PretrainedModel
 
 NO_TIMEOUT = 365 * 24 * 3600.0
@@ -221,7 +222,8 @@ def told(found: dict[str, Any], settings: CompositionSettings, out: Path) -> lis
     ranks = [figures["max_lora_rank"] for figures in found["tasks"].values()]
     lines.append(f"adapters for PEFT and vLLM: {out / 'exported'}/<task>")
     if None in ranks:
-        lines.append("one is of a rank that vLLM does not serve; PEFT loads it")
+        largest = max(figures["rank"] for figures in found["tasks"].values())
+        lines.append(f"vLLM does not serve rank {largest} (it takes at most {VLLM_LARGEST_RANK}); PEFT loads it")
     else:
         lines.append(f"vLLM serves them with --max-lora-rank {max(ranks)}")
     return lines

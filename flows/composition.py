@@ -1,5 +1,6 @@
 """The flow `composition`: a finished run's experts composed again, with other settings, and evaluated."""
 
+from itertools import product
 from typing import Annotated
 
 from prefect import flow, runtime
@@ -8,7 +9,7 @@ from pydantic import Field
 
 from data.errors import UserError
 from flows.evaluation import accuracy_row
-from flows.finished import FinishedRun
+from flows.finished import FinishedRun, composed_folder, reasoning_of
 from flows.parameters import RunName
 from flows.pipeline import reasoning_of
 from models.settings import CompositionSettings
@@ -44,7 +45,7 @@ def composition(
         settings: How: whose adapters, on how many demonstrations importance is measured, how gates are trained.
 
     Returns:
-        One row a task: accuracy of the composed adapter, interval, questions.
+        One row a task: accuracy of the composed adapter, interval, questions; with a router one more.
     """
     run = FinishedRun(root, name)
     chosen = run.tasks(tasks)
@@ -78,12 +79,14 @@ def composition(
             run.settings.seed,
             place=place,
         )
-        for task in chosen:
+        kinds = ["composed"] if settings.router.kind == "none" else ["composed", "routed"]
+        for task, kind in product(chosen, kinds):
             expert = run.settings.experts[task]
-            weights = (composed, f"exported/{task}")
+            model = label if kind == "composed" else f"{label}-routed"
+            weights = (composed, composed_folder(kind, task))
             made = call(
                 evaluate,
-                label,
+                model,
                 task,
                 base,
                 weights,
@@ -91,10 +94,10 @@ def composition(
                 expert.prompt,
                 reasoning_of(expert, weights),
                 expert.evaluation,
-                run.settings.engine,
+                run.settings.engine_of(kind),
                 run.settings.seed,
             )
-            rows.append(accuracy_row(task, label, made.info))
+            rows.append(accuracy_row(task, model, made.info))
     finally:
         close_shared()
     description = f"Experts of run {name}, arm {settings.arm}, composed as {label}"

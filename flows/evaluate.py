@@ -13,6 +13,7 @@ from data.errors import UserError
 from data.settings import AnswerKind, BenchmarkSource, ChatPrompt, PlainPrompt, Prompt
 from flows.config import explain
 from flows.named_model import named_model
+from models.loracoe.files import check_not_routed
 from models.requests import BenchmarkRequest, Device
 from models.settings import Dtype
 
@@ -99,6 +100,8 @@ def evaluation_request(options: argparse.Namespace) -> BenchmarkRequest:
     place = named_model(options)
     name = options.name or place.pop("name")
     place.pop("name", None)
+    if options.engine != "transformers":
+        check_not_routed(place.get("weights"), f"--engine {options.engine}")
     defaults = place.pop("evaluation", {"max_new_tokens": DEFAULT_TOKENS})
     own_prompt = place.pop("prompt", None)
     own_kind = place.pop("answer_kind", None)

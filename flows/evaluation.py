@@ -3,7 +3,7 @@
 from prefect import flow, runtime
 from prefect.artifacts import create_table_artifact
 
-from flows.finished import FinishedRun
+from flows.finished import FinishedRun, reasoning_of
 from flows.parameters import Questions, RunName, Split
 from flows.pipeline import reasoning_of
 from tasks.api import patiently
@@ -31,7 +31,7 @@ def evaluation(
     Args:
         name: The run whose models answer.
         root: Folder of the runs, a path or any fsspec URL.
-        models: base, warmup, an arm (plain_rl, r3, ...) or composed; empty means all that the run has.
+        models: base, warmup, an arm (plain_rl, r3, ...), composed or routed; empty means all that the run has.
         tasks: Which tasks; empty means all of the run.
         split: The questions: test is reported, validation chose the checkpoints, promotion decides on promotions.
         limit: At most this many questions a task, by content hash; empty means all.
@@ -57,7 +57,7 @@ def evaluation(
                         expert.prompt,
                         reasoning_of(expert, weights),
                         expert.evaluation,
-                        run.settings.engine,
+                        run.settings.engine_of(model),
                         run.settings.seed,
                         split=split,
                         limit=limit,

@@ -50,7 +50,7 @@ def export_run(
 
     run = FinishedRun(root, name)
     task = run.tasks([task] if task else None)[0]
-    model = model or run.models()[-1]
+    model = model or [name for name in run.models() if name != "routed"][-1]  # gates of the input are no adapter
     place = run.weights(task, model)
     if place is None:
         raise UserError("--model base is nothing to export; name a model that was trained")

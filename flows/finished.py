@@ -2,6 +2,7 @@
 
 from data import storage
 from data.errors import UserError
+from data.settings import PlainReasoning, Reasoning
 from data.storage import ArtifactRef
 from flows.config import arm_settings, resolve
 from flows.inspect import run_settings
@@ -9,6 +10,16 @@ from flows.launch import layout
 from flows.preflight import computing_python
 from flows.settings import ExpertSettings
 from tasks.steps import RunContext
+
+
+def composed_folder(model: str, task: str) -> str:
+    """Where a composition holds a model: a task's exported adapter, or all of it, which has pool and router."""
+    return "." if model == "routed" else f"exported/{task}"
+
+
+def reasoning_of(expert: ExpertSettings, weights: tuple[ArtifactRef, str] | None) -> Reasoning:
+    """How a model's answers are read: a base (no weights) was not taught the tags, so it answers in plain text."""
+    return expert.reasoning if weights is not None else PlainReasoning()
 
 
 class FinishedRun:
@@ -40,8 +51,7 @@ class FinishedRun:
 
     def models(self) -> list[str]:
         """The models that a finished run has, in the order of its tables."""
-        composed = self.settings.composition.enabled and len(self.settings.experts) > 1
-        return ["base", "warmup", *self.settings.arms, *(["composed"] if composed else [])]
+        return ["base", "warmup", *self.settings.arms, *self.settings.composed_models]
 
     def output(self, *place: str) -> ArtifactRef:
         """A step's output. Raises UserError where it is not complete, with the reason."""
@@ -60,8 +70,8 @@ class FinishedRun:
             return None
         if model == "warmup":
             return self.output("experts", task, "warmup"), "weights"
-        if model == "composed":
-            return self.output("loracoe"), f"exported/{task}"
+        if model in self.settings.composed_models:
+            return self.output("loracoe"), composed_folder(model, task)
         if model in self.settings.arms:
             return self.cell(task, model), "weights"
         raise UserError(f"models: run {self.name!r} has no model {model!r}; choose from {', '.join(self.models())}")

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from data.errors import UserError
 from flows.config import explain, resolve
+from models.loracoe.files import EXPORTED, POOL, has_router
 from models.settings import PretrainedModel
 
 
@@ -38,12 +39,20 @@ def _folder_model(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     name = folder.resolve().name
     if (folder / "base.json").is_file():
         return {"base": folder.absolute(), "name": name}
-    if (folder / "adapter_config.json").is_file():
+    adapter = folder
+    if has_router(folder):  # its exported adapters name the base
+        adapter = next((folder / EXPORTED).iterdir(), folder)
+    elif (folder / POOL / "provenance.json").is_file():
+        raise UserError(
+            f"{folder} was composed without a router; name a task's adapter in {folder / EXPORTED}, or compose again "
+            "with --router sequence"
+        )
+    if has_router(folder) or (folder / "adapter_config.json").is_file():
         try:
-            named = json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"]
-        except (ValueError, KeyError, TypeError) as error:
+            named = json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{folder}/adapter_config.json cannot be read ({error!r}); save the adapter again"
+                f"{adapter}/adapter_config.json cannot be read ({error!r}); save the adapter again"
             ) from None
         base = options.base or named
         if not base:

@@ -7,11 +7,12 @@ from prefect import flow, get_run_logger, runtime
 
 from data import storage
 from data.meta_actions.grammar import PIECES
-from data.settings import MetaActions, PlainReasoning, Reasoning, Source, SuiteSource
+from data.settings import MetaActions, Source, SuiteSource
 from data.storage import ArtifactRef
 from data.suites import SUITES
 from flows import config, parameters
 from flows.fan_out import train_experts
+from flows.finished import composed_folder, reasoning_of
 from flows.launch import layout
 from flows.locks import run_lock
 from flows.parameters import FanOut, Overrides, Preset, RunName, Seed, Tokens
@@ -85,11 +86,6 @@ def pieces(settings: RunSettings) -> tuple[str, ...]:
     return PIECES if any(isinstance(expert.reasoning, MetaActions) for expert in settings.experts.values()) else ()
 
 
-def reasoning_of(expert: ExpertSettings, weights: tuple[ArtifactRef, str] | None) -> Reasoning:
-    """How a model's answers are read: a base (no weights) was not taught the tags, so it answers in plain text."""
-    return expert.reasoning if weights is not None else PlainReasoning()
-
-
 def corpus_source(model: Model, source: SuiteSource) -> SuiteSource:
     """What pre-training reads of a suite: with difficulties of its own nothing depends on the expert's."""
     if model.kind != "tiny" or not model.pretrain_difficulties:
@@ -151,9 +147,10 @@ class Pipeline:
                 starts[task, arm], cells[task, arm] = trained[arm]
                 models.setdefault(arm, {})[task] = (cells[task, arm], "weights")
         composition = None
-        if settings.composition.enabled and len(settings.experts) > 1:
+        if settings.composed_models:
             composition = self.compose(base, cells, demonstrations)
-            models["composed"] = {task: (composition, f"exported/{task}") for task in demonstrations}
+            for model in settings.composed_models:
+                models[model] = {task: (composition, composed_folder(model, task)) for task in demonstrations}
         evaluations = [
             self.evaluate(model, task, base, weights, demonstrations[task])
             for model, by_task in models.items()
@@ -293,7 +290,7 @@ class Pipeline:
             expert.prompt,
             reasoning_of(expert, weights),
             expert.evaluation,
-            self.settings.engine,
+            self.settings.engine_of(model),
             self.settings.seed,
         )
 

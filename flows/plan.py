@@ -38,10 +38,11 @@ def steps(settings: RunSettings) -> Iterator[tuple[str, str]]:
                 f"at most {rounds(cell.rl)} of {cell.rl.prompts} × {cell.rl.samples} rollouts, "
                 f"{cell.rl.generated_tokens:,} generated tokens, {cell.rl.rounds_per_task} a task",
             )
-    composes = settings.composition.enabled and len(settings.experts) > 1
-    if composes:
-        yield "compose", f"{len(settings.experts)} adapters of arm {settings.composition.arm}"
-    models = ["base", "warmup", *settings.arms, *(["composed"] if composes else [])]
+    if settings.composed_models:
+        router = settings.composition.router.kind
+        beside = "" if router == "none" else f", and a {router} router"
+        yield "compose", f"{len(settings.experts)} adapters of arm {settings.composition.arm}{beside}"
+    models = ["base", "warmup", *settings.arms, *settings.composed_models]
     for model in models:
         for task in settings.experts:
             yield f"evaluate {model} on {task}", "held-out questions, greedy"

@@ -87,6 +87,13 @@ def _engine(settings: RunSettings) -> None:
     rank = getattr(settings.parameters, "rank", 0)
     if engine.kind != "transformers" and rank > VLLM_LARGEST_RANK:
         raise UserError(f"parameters.rank is {rank}, but vLLM takes adapters up to rank {VLLM_LARGEST_RANK}; lower it")
+    largest = rank * len(settings.experts)
+    if engine.kind != "transformers" and settings.composed_models and largest > VLLM_LARGEST_RANK:
+        raise UserError(
+            f"composed adapters may have the rank of all {len(settings.experts)} experts together, {largest}, but vLLM "
+            f"takes adapters up to rank {VLLM_LARGEST_RANK}; lower parameters.rank, set composition.enabled false, or "
+            "compose the finished run with engine.kind transformers"
+        )
 
 
 def _tracking(tracking: Tracking, root: str) -> None:

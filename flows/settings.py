@@ -167,6 +167,17 @@ class RunSettings(BaseSettings):
 
     _fill_kinds = model_validator(mode="before")(Settings._default_kinds.__func__)
 
+    @property
+    def composed_models(self) -> tuple[str, ...]:
+        """What the composition adds to the models: gates for each task, and the router, which is not told the task."""
+        if not self.composition.enabled or len(self.experts) < 2:
+            return ()
+        return ("composed",) if self.composition.router.kind == "none" else ("composed", "routed")
+
+    def engine_of(self, model: str) -> Engine:
+        """What samples a model's answers. vLLM takes one fixed adapter a request: a routed model has transformers."""
+        return TransformersEngine() if model == "routed" and self.engine.kind != "transformers" else self.engine
+
     @classmethod
     def settings_customise_sources(
         cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, **_: Any
@@ -180,6 +191,8 @@ class RunSettings(BaseSettings):
             for name in names:
                 if not re.match(NAME, name):
                     raise ValueError(f"{kind}.{name}: use lower-case letters, digits, '_', '-' and '.' in the name")
+        if taken := set(self.composed_models) & set(self.arms):
+            raise ValueError(f"arms.{min(taken)}: that is the name of a composed model; rename the arm")
         if self.composition.enabled and len(self.experts) > 1:
             tagged = [task for task, expert in self.experts.items() if expert.reasoning.kind != "plain"]
             if tagged:

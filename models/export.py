@@ -9,6 +9,7 @@ from data.artifacts import file_hash, files_of
 from data.errors import UserError
 from data.progress import Report
 from models.base import base_name
+from models.loracoe.files import check_not_routed
 from models.policy import ADAPTER_CONFIG, Policy
 from models.requests import ExportRequest
 from models.shared_modules import shared_copy
@@ -24,6 +25,7 @@ def export(request: ExportRequest, out: Path, report: Report) -> dict[str, Any]:
     weights = request.policy.weights
     if weights is None:
         raise UserError("the base itself is nothing to export; name a model that was trained")
+    check_not_routed(weights, "export")
     adapter = (weights / ADAPTER_CONFIG).is_file()
     if adapter and not request.merge:
         shutil.copytree(weights, out, dirs_exist_ok=True)

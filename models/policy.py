@@ -20,6 +20,7 @@ from data.errors import UserError
 from models.adapter_modules import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AdaptedModules, quiet
 from models.base import base_hash, base_name, load_base, read_base
 from models.device import select_device
+from models.loracoe.files import has_router
 from models.requests import Device, PolicyFiles
 from models.scoring import TokenRow, completion_logits, completion_logprobs
 from models.settings import VOCABULARY_CHUNK, FullTraining, LoraTraining, Parameters
@@ -67,12 +68,15 @@ def resident_base(folder: Path, device: torch.device) -> tuple[Any, Any]:
 class Policy:
     """A causal language model to sample from and to train.
 
-    `model` is a PeftModel or a plain transformers model, always in evaluation mode (no dropout: the first ratio of an
-    update is 1); `network` is the transformers model inside; `context` the longest row in tokens.
+    `model` is a PeftModel, a plain transformers model, or one with a router's gates (`routed`), always in evaluation
+    mode (no dropout: the first ratio of an update is 1); `network` is the transformers model inside; `context` the
+    longest row in tokens.
     """
 
     def __init__(self, model: Any, tokenizer: Any, files: PolicyFiles, compute: Device) -> None:
         self.model = model.eval()
+        self.routed: Any = None
+        """A composition's router (`models.loracoe.routed.Routed`), on layers of `model`; None: no gates."""
         self.tokenizer = tokenizer
         self.files = files
         self.compute = compute
@@ -102,6 +106,8 @@ class Policy:
         if trainable and parameters is None:
             raise UserError("a policy to train needs `parameters` (lora or full)")
         weights = files.weights
+        if has_router(weights):
+            return cls._routed(shared_copy(base), tokenizer, files, compute, trainable)
         if weights is not None and (weights / ADAPTER_CONFIG).is_file():
             model = _with_adapter(resident.adapted, weights, parameters, trainable)
         elif weights is not None:
@@ -120,6 +126,16 @@ class Policy:
             )
         return policy
 
+    @classmethod
+    def _routed(cls, model: Any, tokenizer: Any, files: PolicyFiles, compute: Device, trainable: bool) -> "Policy":
+        from models.loracoe.routed import Routed
+
+        if trainable:
+            raise UserError(f"{files.weights} is a composition with a router, which `ratchet compose` trains, not RL")
+        policy = cls(model, tokenizer, files, compute)
+        policy.routed = Routed(model, files.weights, policy.device)
+        return policy
+
     @property
     def network(self) -> Any:
         """The transformers model itself, adapters inside it included."""
@@ -135,7 +151,12 @@ class Policy:
         return [(name, parameter) for name, parameter in self.model.named_parameters() if parameter.requires_grad]
 
     def adapter_hash(self) -> str | None:
-        """SHA-256 over the adapter's tensors: whether an engine samples with what was trained; None: no adapter."""
+        """SHA-256 over the adapter's tensors: whether an engine samples with what was trained; None: no adapter.
+
+        Of a composition with a router, over the pool's and the router's.
+        """
+        if self.routed is not None:
+            return self.routed.hash()
         if not self.has_adapter:
             return None
         digest = hashlib.sha256()
@@ -190,13 +211,19 @@ class Policy:
         vocabulary_chunk: int = VOCABULARY_CHUNK,
     ) -> list[torch.Tensor]:
         """log π(completion | prompt) of each row's completion tokens; see `models.scoring.completion_logprobs`."""
+        self._check_scored()
         return completion_logprobs(self.network, rows, temperature, tokens_per_micro_batch, vocabulary_chunk)
 
     def completion_logits(
         self, rows: Sequence[TokenRow], temperature: float = 1.0
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [N, V] / temperature in front of every completion token, and those tokens [N]; one forward pass."""
+        self._check_scored()
         return completion_logits(self.network, rows, temperature)
+
+    def _check_scored(self) -> None:
+        if self.routed is not None and self.routed.rows is not None:
+            raise UserError("gates that a row takes from its prompt are set by the engine only; score a task's adapter")
 
     @contextmanager
     def reference(self, files: PolicyFiles) -> Iterator["Policy"]:

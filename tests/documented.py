@@ -35,7 +35,9 @@ def general(name: str) -> str:
         if name.startswith(f"meta/{kind.partition('<')[0]}") and name != "meta/blocks_mean":
             return f"meta/{kind}"
     name = re.sub(r"/stage_\d+$", "/stage_<i>", name)
-    name = re.sub(r"^[^/]+/(gate_loss|gate_validation_loss|export_difference)$", r"<task>/\1", name)
+    name = re.sub(
+        r"^[^/]+/(gate_loss|gate_validation_loss|routed_validation_loss|export_difference)$", r"<task>/\1", name
+    )
     name = re.sub(r"^[^/]+/jaccard_of_top_\d+/[^/]+/[^/]+$", "<measure>/jaccard_of_top_<k>/<task>/<other>", name)
     name = re.sub(r"^[^/]+/[^/]+/mass_in_top_\d+$", "<measure>/<task>/mass_in_top_<k>", name)
     name = re.sub(r"^[^/]+/[^/]+/gini$", "<measure>/<task>/gini", name)

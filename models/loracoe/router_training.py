@@ -14,13 +14,14 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from data.errors import UserError
 from models.loracoe.examples import Example, batches_of, make_batch, response_nll
+from models.loracoe.files import ROUTER_SETTINGS
 from models.loracoe.gated import GatedModel
 from models.loracoe.pool import POOL_FILE, Gates, Pool, load_pool, save_pool
 from models.loracoe.routers import SequenceRouter, TokenRouter, prompt_states
 from models.settings import Router, SequenceRouterSettings, TokenRouterSettings
 
 AnyRouter = SequenceRouter | TokenRouter
-ROUTER_WEIGHTS, ROUTER_SETTINGS = "router.safetensors", "router.json"
+ROUTER_WEIGHTS = "router.safetensors"
 CHECKS = 4
 """How many steps are compared on validation demonstrations."""
 

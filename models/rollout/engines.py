@@ -1,5 +1,6 @@
 """The engine that the settings name."""
 
+from models.loracoe.files import check_not_routed
 from models.policy import Policy
 from models.rollout.engine import RolloutEngine
 from models.settings import Engine
@@ -21,6 +22,7 @@ def make_engine(settings: Engine, policy: Policy) -> RolloutEngine:
 
             return SpreadEngine(settings, policy)
         return TransformersEngine(policy, settings.batch_size)
+    check_not_routed(policy.files.weights, f"engine.kind {settings.kind}")
     if isinstance(settings, ServerSettings):
         from models.rollout.vllm_server import VLLMServerEngine
 

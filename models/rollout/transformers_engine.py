@@ -42,12 +42,13 @@ class TransformersEngine:
     def __init__(self, policy: Policy, batch_size: int = 128, gates: RowGates | None = None) -> None:
         self.policy = policy
         self.batch_size = batch_size
-        self.gates = gates
-        """Gates that each row takes from its prompt, on layers of the policy's network."""
+        self.gates = gates or _own_gates(policy)
+        """Gates that each row takes from its prompt, on layers of the policy's network; by default the policy's."""
 
     def load_adapter(self, path: Path | None) -> None:
         """Samples with the weights in `path` from now on; None: with the base."""
         self.policy = Policy.load(PolicyFiles(base=self.policy.files.base, weights=path), compute=self.policy.compute)
+        self.gates = _own_gates(self.policy)
 
     def describe(self) -> EngineDescription:
         """Engine, version, dtype, longest row, hash of the adapter's tensors."""
@@ -78,6 +79,10 @@ class TransformersEngine:
         with torch.inference_mode():
             decoder = _Decoder(self.policy, requests, self.batch_size, temperature, tuple(stop_strings), self.gates)
             return decoder.run(progress)
+
+
+def _own_gates(policy: Policy) -> RowGates | None:
+    return policy.routed.rows if policy.routed is not None else None
 
 
 class _Decoder:

@@ -119,4 +119,7 @@ def offered_rank(rank: int) -> int:
     for offered in VLLM_RANKS:
         if offered >= rank:
             return offered
-    raise UserError(f"vLLM takes adapters up to rank {VLLM_LARGEST_RANK}, not {rank}; lower parameters.rank")
+    raise UserError(
+        f"vLLM takes adapters up to rank {VLLM_LARGEST_RANK}, not {rank}; lower parameters.rank, compose "
+        "fewer adapters at once, or sample with the engine transformers"
+    )

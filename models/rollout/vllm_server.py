@@ -10,10 +10,11 @@ from models.base import base_name
 from models.policy import ADAPTER_CONFIG, Policy
 from models.requests import PolicyFiles
 from models.rollout import checks
-from models.rollout.adapters import adapter_name, is_left_over, shared_place
+from models.rollout.adapters import adapter_name, adapter_rank, is_left_over, shared_place
 from models.rollout.dispatch import Dispatcher, Lost
 from models.rollout.engine import EngineDescription, Progress, RolloutInput, RolloutOutput, StopReason
 from models.rollout.vllm_client import Refused, ServedModel, VLLMClient
+from models.rollout.vllm_python import offered_rank
 from models.settings import VLLMServerEngine as ServerSettings
 
 
@@ -112,6 +113,8 @@ class _Batch:
         self.allowed = checks.tolerance(policy, settings.probe_tolerance)
         weights = policy.files.weights
         self.full_weights = weights is not None and not (weights / ADAPTER_CONFIG).is_file()
+        if weights is not None and not self.full_weights:
+            offered_rank(adapter_rank(weights))  # raises where no server could take it
         self.adapter = None if weights is None or self.full_weights else adapter_name(weights)
         self.place = None if weights is None else shared_place(weights, settings.adapter_folder, self.adapter)
 

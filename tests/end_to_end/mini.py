@@ -18,7 +18,8 @@ ARGUMENTS = """
 --experts.state.source.demonstrations 24
 --rl.generated_tokens 1500 --rl.prompts 4 --rl.samples 4 --rl.max_new_tokens 32 --rl.rounds_per_task 2
 --rl.validate_every 2 --evaluation.max_new_tokens 32 --composition.importance_examples 8 --composition.gate_steps 2
---composition.batch_size 4 --compute.threads 1
+--composition.batch_size 4 --composition.router.kind sequence --composition.router.steps 4
+--composition.router.start_steps 4 --composition.router.batch_size 4 --compute.threads 1
 """.split()
 
 OVERRIDES = parse_overrides(ARGUMENTS) | {"arms": {"plain_rl": None}}

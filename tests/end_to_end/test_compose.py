@@ -9,6 +9,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from tests.evaluated import gsm8k_file
 from tests.models.loracoe.helpers import logits, write_adapter
 from tests.tiny import character_tokenizer, tiny_llama
 
@@ -30,8 +31,8 @@ def place(tmp_path_factory):
     return root
 
 
-def ratchet(place, *arguments):
-    command = [sys.executable, "-m", "flows", "compose", *arguments]
+def ratchet(place, *arguments, command="compose"):
+    command = [sys.executable, "-m", "flows", command, *arguments]
     return subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=300)
 
 
@@ -52,8 +53,20 @@ def test_adapters_of_anyone_are_composed_and_served_by_peft(place):
         config = json.loads((adapter / "adapter_config.json").read_text())
         assert config["base_model_name_or_path"] == str(place / "model")
         assert not torch.allclose(logits(PeftModel.from_pretrained(tiny_llama(), adapter).eval()), plain)
+    gsm8k_file(place / "test.jsonl", 3)
+    asked = ["--benchmark", "gsm8k", "--file", "test.jsonl", "--max-new-tokens", "4", "--threads", "1"]
+    answered = ratchet(place, "done", *asked, "--out", "answers", command="evaluate")
+    assert answered.returncode == 0, answered.stderr
+    score = json.loads((place / "answers" / "score.json").read_text())
+    assert score["made_from"]["engine"]["adapter_hash"] and score["made_from"]["base"]["dtype"] == "float32"
+    served = ratchet(
+        place, "done", *asked, "--engine", "vllm_server", "--url", "http://127.0.0.1:1", command="evaluate"
+    )
+    assert served.returncode == 2 and "one fixed adapter a request" in served.stderr
     again = ratchet(place, *COMMON, "--out", "done", "--steps", "0", "--threads", "1")
     assert again.returncode == 0 and not (place / "done" / "router").exists(), "the whole result is replaced"
+    unrouted = ratchet(place, "done", *asked, command="evaluate")
+    assert unrouted.returncode == 2 and "composed without a router" in unrouted.stderr
 
 
 @pytest.mark.parametrize(

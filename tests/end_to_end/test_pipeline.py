@@ -38,7 +38,7 @@ def test_the_run_ends_with_its_table_and_report(finished):
     assert "<script" not in html and "r3" in html and "one seed, not a comparison" in html
     rows = read_rows(root / "tiny" / "report" / "summary.parquet", "summary")
     models = {row["model"] for row in rows if row["split"] == "test"}
-    assert models == {"base", "warmup", "plain_rl", "r3", "composed"}
+    assert models == {"base", "warmup", "plain_rl", "r3", "composed", "routed"}
     assert {row["n"] for row in rows if row["split"] == "test"} == {12}
 
 
@@ -93,7 +93,7 @@ def test_show_and_the_table_read_the_folder(finished):
     assert "not made yet" not in text and "composed" in accuracy_table(str(root), "tiny")
 
 
-@pytest.mark.parametrize("model", ["base", "warmup", "r3", "composed"])
+@pytest.mark.parametrize("model", ["base", "warmup", "r3", "composed", "routed"])
 def test_ask_answers_with_the_prefix_shown(finished, home, model):
     root, _ = finished
     question = "Ann has 52 caps. Jan finds 3. How many now?"

@@ -193,6 +193,8 @@ def test_preflight_of_the_engines(tmp_path, monkeypatch):
     assert preflight.computing_python(settings_for(tmp_path, engine={"kind": "vllm_server"}).engine) is None
     wide = settings_for(tmp_path, parameters={"rank": 600}, engine={"kind": "vllm_server"})
     assert any("up to rank 512" in problem for problem in preflight.problems(wide))
+    together = settings_for(tmp_path, parameters={"rank": 256}, engine={"kind": "vllm_server"})
+    assert any("experts together, 768," in problem for problem in preflight.problems(together))
 
 
 WRONG = ["[]", '["8000"]', '["http://127.0.0.1:8000/v1"]', '["http://a", "http://a"]', '["http://me:hush@a:1"]']
