@@ -11,7 +11,6 @@ from data.errors import UserError
 from flows.evaluation import accuracy_row
 from flows.finished import FinishedRun, composed_folder, reasoning_of
 from flows.parameters import RunName
-from flows.pipeline import reasoning_of
 from models.settings import CompositionSettings
 from tasks.api import patiently
 from tasks.composition import compose

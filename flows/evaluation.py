@@ -5,7 +5,6 @@ from prefect.artifacts import create_table_artifact
 
 from flows.finished import FinishedRun, reasoning_of
 from flows.parameters import Questions, RunName, Split
-from flows.pipeline import reasoning_of
 from tasks.api import patiently
 from tasks.compute import close_shared
 from tasks.evaluation import evaluate
