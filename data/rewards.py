@@ -71,7 +71,8 @@ def _outcome(result: Grade, kind: str, partial: float) -> float | None:
 def _values(path: str, prompts: list, completions: list, columns: dict[str, list]) -> list:
     """What a user's function gives for all completions: as many values. Raises what may pass (OSError) as it is."""
     function = _load_once(path)
-    given = {"prompts": prompts, "completions": completions, **columns}
+    columns = {"prompts": prompts, "completions": completions, **columns}
+    given = {name: list(column) for name, column in columns.items()}  # copies: what is graded cannot be changed
     try:
         inspect.signature(function).bind(**given)
     except TypeError as error:
@@ -83,6 +84,8 @@ def _values(path: str, prompts: list, completions: list, columns: dict[str, list
         pass  # a function of a C library, which does not say what it takes
     try:
         values = function(**given)
+        if inspect.isgenerator(values):
+            values = list(values)  # its code runs only here
     except (UserError, OSError):
         raise
     except Exception as error:

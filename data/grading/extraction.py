@@ -44,9 +44,27 @@ _PHRASE_TAIL = (
     r"(?:is\s*:|is\b|are\b|would\s+be\b|should\s+be\b|must\s+be\b|:|=|-(?=\s))[*_]*"
     r"(?:\s*(?:therefore|thus|then|hence|simply|just)\b)?"
 )
-_PHRASE = re.compile(r"\banswer" + _PHRASE_TAIL, re.IGNORECASE)
+_HEADING = r"|^[ \t]*(?:#{1,6}|\*\*)[ \t*_]*(?:the\s+)?(?:final\s+)?answer[ \t*_#]*(?=\n)"
+_PHRASE = re.compile(r"\banswer" + _PHRASE_TAIL + _HEADING, re.IGNORECASE | re.MULTILINE)
 _OPTION_PHRASE = re.compile(
-    rf"\b(?:answer|option|choice){_PHRASE_TAIL}|\banswer\s+(?=\(?(?-i:[A-J])\)?\s*[.!]?\s*\Z)", re.IGNORECASE
+    rf"\b(?:answer|option|choice){_PHRASE_TAIL}|\banswer\s+(?=\(?(?-i:[A-J])\)?\s*[.!]?\s*\Z){_HEADING}",
+    re.IGNORECASE | re.MULTILINE,
+)
+_DISPLAYED = re.compile(r"\s*(?:\\\[(.*?)\\\]|\$\$(.*?)\$\$)[ \t.]*", re.DOTALL)
+_DENIED_BEFORE = re.compile(
+    r"(?:\b(?:not|never|cannot)|n['’]t|\\n(?:eq?|ot)|≠)(?:\s+(?!but\b)[A-Za-z]+){0,3}[\s$*:\\(\[=]*\Z", re.IGNORECASE
+)
+_DENIED_AFTER = re.compile(
+    r"(?:\A[\s$*).\]\\]*(?=(?:is|was|are|isn['’]t|wasn['’]t|seems|cannot|can['’]t|may|might|could|must)\b)"
+    r"|\b(?:this|that|it|which|answer|result|value|i)(?:['’](?:s|m))?\s+)"
+    r"(?:[a-z]+\s+){0,2}?"
+    r"(?:wrong|incorrect|mistaken|(?:an?\s+)?(?:error|mistake)\b|retract|withdraw"
+    r"|take\s+(?:it|that|this)\s+back|(?:not|[a-z]+n['’]t|cannot)(?:\s+be)?\s+(?:the\s+|an?\s+|my\s+)?"
+    r"(?:(?:final\s+)?answer|right|correct|true|valid|it)\b)",
+    re.IGNORECASE,
+)
+_TAKEN_BACK = re.compile(
+    r"\A[\s.!?*_$)\]\"'”’]*(?:no|wait|hmm+|oops|sorry|actually|correction|rather|or)\b", re.IGNORECASE
 )
 _SENTENCE_END = re.compile(r"(?<!\\)[.!?](?=[\"'”)*_\]]*(?:\s|$))|\n")
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)?")
@@ -205,11 +223,25 @@ def phrase_answers(text: str, options: bool = False) -> list[Marked]:
         if end and end[0] == "?":
             stop = end.end()  # a question is no answer: the mark stays, and no kind of answer is read with it
         content = text[match.end() : stop].strip(" \t*_:")
-        if not content and end and end[0] == "\n":
+        displayed = _DISPLAYED.match(text, match.end())
+        if displayed:
+            content, stop = (displayed[1] or displayed[2] or "").strip(), displayed.end()
+        elif not content.strip() and end and end[0] == "\n":
             line = _NEXT_LINE.match(text, match.end())
             content, stop = line[1].strip(" \t*_:."), line.end()
         found.append(Marked(match.start(), stop, content, "phrase"))
     return found
+
+
+def denied(text: str, mark: Marked, marked: bool) -> bool:
+    """Whether the text takes the answer back: "not" directly before a box, "is wrong", "I retract it" after it.
+
+    A phrase (`marked` False) is also taken back by what begins with "No," or "Wait,": a mark is the stronger statement.
+    """
+    rest = text[mark.end :]
+    if mark.marker in ("box", "tag") and _DENIED_BEFORE.search(text[max(0, mark.start - 120) : mark.start]):
+        return True
+    return bool(_DENIED_AFTER.search(rest)) or (not marked and bool(_TAKEN_BACK.match(rest)))
 
 
 def in_one_breath(gap: str) -> bool:

@@ -85,7 +85,7 @@ def _grade_float(prediction: str, gold: str) -> Grade:
     if selected.value is None:
         return _unread(selected)
     right = equal_quantities(selected.value, expected)
-    if not right and (not expected.unit or expected.unit == selected.value.unit):
+    if not right and (not expected.unit or selected.value.unit in ("", expected.unit)):
         gap = abs(selected.value.value - expected.value)
         right = gap <= abs(expected.value) * FLOAT_TOLERANCE and selected.value.percent == expected.percent
     return _verdict(right, show(selected.value.value))

@@ -17,8 +17,9 @@ _SPACES = re.compile(
 )
 _SIZES = re.compile(r"\\(?:left|right|bigl|bigr|Bigl|Bigr|big|Big|bigg|Bigg|middle)(?![A-Za-z])\s*(\.(?![0-9]))?")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|textsf|mbox|hbox|mathrm|operatorname\*?|rm)\s*\{([^{}]*)\}")
+_NUMBER = re.compile(r"-?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)")
 _NUMBER_IN_BRACKETS = re.compile(r"\(\s*-?[0-9][0-9,]*(?:\.[0-9]+)?\s*\)")
-_STYLES = re.compile(r"\\(?:mathbf|mathit|mathsf|boldsymbol|bm|ensuremath|mathcal)\s*\{([^{}]*)\}")
+_STYLES = re.compile(r"\\(?:mathbf|mathit|mathsf|boldsymbol|bm|ensuremath|mathcal|underline)\s*\{([^{}]*)\}")
 _RENAMED = [
     (re.compile(rf"\\(?:{old})(?![A-Za-z])"), new)
     for old, new in (
@@ -67,6 +68,8 @@ def straighten(text: str) -> str:
 def _decomposed(character: str) -> str:
     kind = unicodedata.decomposition(character).partition(" ")[0]
     plain = unicodedata.normalize("NFKC", character).replace("−", "-")
+    if kind == "<circle>" and plain.isdigit():
+        return character  # the number of a list's item, no digit
     if kind == "<super>":
         return f"^{{{plain}}}"
     if kind == "<sub>":
@@ -85,7 +88,8 @@ def tidy(text: str) -> str:
     for pattern, new in _RENAMED:
         text = pattern.sub(new, text)
     text = _STYLES.sub(r"{\1}", text)
-    text = _TEXT.sub(_keep_text, text)
+    whole = _TEXT.fullmatch(text.strip())
+    text = whole[1] if whole and _NUMBER.fullmatch(whole[1].strip()) else _TEXT.sub(_keep_text, text)
     text = text.replace("\\(", "").replace("\\)", "").replace("\\[", "").replace("\\]", "").replace("**", "^")
     text = re.sub(r"(?<!\\)\$", "", text)
     text = re.sub(r"\s+", " ", text).strip(" \t`")

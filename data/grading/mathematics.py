@@ -14,6 +14,8 @@ from data.grading.symbolic import SymbolicFailure
 
 _INLINE = re.compile(r"(?<!\\)\$([^$]+)(?<!\\)\$|\\\((.+?)\\\)", re.DOTALL)
 _COMPLETE = re.compile(r"[.!][\"'”)*_$]*$")
+_BOLD = re.compile(r"\*\*([^*\n]+)\*\*\.?")
+_WORD_FIRST = re.compile(r"[A-Za-z]{2,}\s")
 _MAX_ANSWER = 5000
 
 
@@ -50,7 +52,10 @@ def parse_few_words(text: str) -> str | None:
 def parse_math_unmarked(text: str) -> str | None:
     """A text without a marker: the whole text is an answer, or its last complete sentence holds one formula or
     number."""
-    if "\n" not in text and len(text) <= 300:
+    bold = _BOLD.fullmatch(text)
+    text = bold[1] if bold else text
+    sentence_with_formula = _WORD_FIRST.match(text) and len(_formulas(text)) == 1
+    if "\n" not in text and len(text) <= 300 and not sentence_with_formula:
         value = parse_math(text)
         shape = _shape(value) if value else None
         if shape not in (None, "words") or (shape == "words" and len(value.split()) <= 3):

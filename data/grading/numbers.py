@@ -11,7 +11,7 @@ from data.grading.selection import Reader
 from data.grading.values import TooLarge, exact, is_unevaluated
 
 _HAZARDS = re.compile(
-    r"\b(?:or|could|might|may|either|neither|nor|not|cannot|between|about|approximately|around|almost|nearly|roughly|maybe|perhaps|possibly"
+    r"\b(?:or|could|might|may|either|neither|nor|not|never|hardly|cannot|between|about|approximately|around|almost|nearly|roughly|maybe|perhaps|possibly"
     r"|probably|guess|if|unless|than|until|half|twice|double|triple|third|quarter|two|three|four|five|six|seven|eight|nine"
     r"|ten|eleven|twelve|twenty|thirty|forty|fifty|step|ago|squared|cubed|root|factorial|negative|minus|plus|times"
     r"|divided|over|under|least|most|point)\b|n['’]t\b|\?|≈|~|\\approx|√|\\sqrt|\^",

@@ -47,7 +47,8 @@ _NOT_UNITS = frozenset(
     hundredths
     thousandth thousandths hundreds thousands millions billions trillions dozens not but maybe perhaps possibly either
     is was are were equals approximately about if because since so then wait no k x y z n i e pi π a b c d p q r t u v w
-    infinity inf nan point more less fewer most least choose mod base root""".split()
+    infinity inf nan point more less fewer most least choose mod base root ish odd never nearly almost
+    around roughly""".split()
 )
 _ATTACHED = re.compile(r"[A-Za-z]{1,2}(?![A-Za-z])")
 _SHORT_WORDS = frozenset("of in on at an by he we it up so my us am pm".split())
@@ -85,6 +86,7 @@ def plain_text(text: str) -> str:
     text = re.sub(r"\{,\}|\\!\s*,|,\\!\s*", ",", text)
     text = re.sub(r"\\[,;:!> ]|~|\\q?quad\b|\\(?:displaystyle|left|right)(?![A-Za-z])", " ", text)
     text = text.replace("**", "").replace("\\$", "$").replace("\\%", "%").replace("\\(", "").replace("\\)", "")
+    text = text.replace("\\[", "").replace("\\]", "")  # displayed mathematics
     text = re.sub(r"\\(?:text|textbf|textit|textrm|mbox|mathrm|mathbf|operatorname|rm)\s*\{([^{}]*)\}", r" \1 ", text)
     text = re.sub(r"\^\s*(?:\\circ|\{\s*\\circ\s*\})|\\degree\b|\\circ\b", "°", text)
     text = re.sub(r"\\[dtc]?frac\s*([0-9])\s*([0-9])(?![0-9])", r" \1/\2", text)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from data.grading.extraction import (
     Marked,
+    denied,
     in_one_breath,
     in_short_succession,
     phrase_answers,
@@ -16,6 +17,11 @@ from data.grading.extraction import (
 
 _LONGEST_RUN, _MOST_TAKEN_BACK = 12, 3
 _QUESTION = re.compile(r"\?")
+_HEADING_WORDS = re.compile(
+    r"\W*(?:the\s+)?(?:(?:final|short|step-by-step|detailed)\s+)?(?:answer|solution|explanation|response|conclusion|result"
+    r"|summary|verification|check|notes?|reasoning|analysis|calculations?|justification)\W*",
+    re.IGNORECASE,
+)
 _OPEN_END = re.compile(r"\bor\W*$", re.IGNORECASE)
 
 
@@ -60,6 +66,8 @@ def select(text: str, reader: Reader) -> Selected:
     if phrase is not None:
         return phrase
     if last is not None:
+        if denied(text, last, marked=True):
+            return Selected(None, last.text[:200], "taken_back")
         if _contradicted(text, last, reader):
             return Selected(None, last.text[:200], "several_answers")
         return _read_strong(text, strong, reader)
@@ -76,7 +84,7 @@ def _is_heading(mark: Marked, reader: Reader) -> bool:
     one."""
     if mark.marker != "hash":
         return False
-    if not mark.text:
+    if not mark.text or _HEADING_WORDS.fullmatch(mark.text):
         return True
     return mark.text[0].isalpha() and reader.parse(mark.text) is None
 
@@ -122,6 +130,8 @@ def _last_phrase(text: str, last: Marked | None, reader: Reader) -> Selected | N
             return Selected(None, mark.text[:200], "several_answers")
     if not reader.settled(text[mark.end :]):
         return Selected(None, mark.text[:200], "text_after_answer")
+    if denied(text, mark, marked=False):
+        return Selected(None, mark.text[:200], "taken_back")
     return Selected(value, mark.text, "ok")
 
 

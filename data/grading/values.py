@@ -4,6 +4,8 @@ import cmath
 import math
 from fractions import Fraction
 
+from data.grading.expressions import Unreadable
+
 MAX_BITS = 20_000
 """Numerators and denominators longer than this are not computed (2006! has 19,100 bits)."""
 
@@ -13,7 +15,8 @@ class TooLarge(ValueError):
 
 
 def exact(tree: tuple) -> Fraction | None:
-    """The rational value of a tree; None where it is not rational or not seen to be. Raises TooLarge."""
+    """The rational value of a tree; None where it is not rational or not seen to be. Raises TooLarge, and Unreadable
+    for 0^0, which sympy and mpmath take for 1."""
     return _evaluated(tree)[0]
 
 
@@ -100,7 +103,9 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction | None:
     power = exponent.numerator
     if base in (0, 1, -1):
         if base == 0:
-            return None if power <= 0 else Fraction(0)
+            if power == 0:
+                raise Unreadable("0^0 has no value")
+            return None if power < 0 else Fraction(0)
         return Fraction(1) if base == 1 or power % 2 == 0 else Fraction(-1)
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())
     if abs(power) * (bits - 1) > MAX_BITS:

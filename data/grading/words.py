@@ -20,6 +20,8 @@ _CHOICE = re.compile(
 )
 _OTHER_OPTION = re.compile(
     r"[(\[]\s*[A-Ja-j]\s*[)\]]|(?<![A-Za-z0-9])[A-Ja-j]\s*\)|(?<![A-Za-z0-9'’])[B-HJ](?![A-Za-z0-9'’])|\bnot\b"
+    # A and I are words too: letters of options where they stand in a list and no word follows
+    r"|(?:^|[,;/&|+]|\b(?:or|and))\s*[AI](?![A-Za-z0-9'’]|\s+[a-z])"
 )
 _AFTER_BARE_LETTER = re.compile(r"[.,:;!]|(?:because|since|as|is correct)\b|$")
 

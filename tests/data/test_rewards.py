@@ -151,6 +151,24 @@ def test_the_largest_rewards_add_up_and_a_lost_connection_is_no_fault_of_the_fun
         score(PROMPTS, COMPLETIONS, COLUMNS, RewardSettings(functions=(f"{user_module}:away",)))
 
 
+def test_a_function_cannot_change_what_is_graded(user_module: str, tmp_path: Path) -> None:
+    with (tmp_path / f"{user_module}.py").open("a") as module:
+        module.write(
+            "def greedy(prompts, completions, answer, **columns):\n"
+            "    completions[:] = answer[:] = prompts[:] = ['5'] * len(completions)\n"
+            "    return [0.0] * len(completions)\n"
+            "def fails_late(completions, **columns):\n"
+            "    yield columns['level']\n"
+        )
+    prompts, completions, columns = list(PROMPTS), list(COMPLETIONS), {name: list(c) for name, c in COLUMNS.items()}
+    functions = (f"{user_module}:greedy", f"{user_module}:length")
+    scored = score(prompts, completions, columns, RewardSettings(functions=functions))
+    assert (prompts, completions, columns) == (PROMPTS, COMPLETIONS, COLUMNS)
+    assert [one.parts[functions[1]] for one in scored] == [0.6, 0.6, 0.7, 0.6]
+    with pytest.raises(UserError, match=f"raised KeyError: 'level' .*{user_module}.py, line"):
+        score(PROMPTS, COMPLETIONS, COLUMNS, RewardSettings(functions=(f"{user_module}:fails_late",)))
+
+
 def test_columns_of_other_lengths_are_named() -> None:
     with pytest.raises(UserError, match="answer_kind"):
         score(PROMPTS, COMPLETIONS, {"answer": ["5"] * 4}, RewardSettings())

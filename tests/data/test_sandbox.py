@@ -149,6 +149,20 @@ def test_host_killed_from_outside_is_a_graded_failure_and_replaced() -> None:
     assert results[-1].ok
 
 
+@pytest.mark.parametrize(
+    ("lines", "value"),
+    [
+        (("import time", "return int(time.time())"), "946684800"),
+        (("import datetime", "return datetime.date.today().year"), "2000"),
+        (("import time", "start = time.perf_counter()", "return time.perf_counter() - start"), "0"),
+    ],
+)
+def test_the_same_program_gives_the_same_result_on_any_day(lines: tuple[str, ...], value: str) -> None:
+    assert grade(body(*lines), value, "program").parsed == value
+    dice = body("import random", "return random.randint(1, 10**9)")
+    assert grade(dice, "1", "program").parsed == grade(dice, "1", "program").parsed is not None
+
+
 def test_threads_share_the_pool() -> None:
     results = []
     threads = [
