@@ -112,7 +112,8 @@ def new_model(settings: TinyLlama, tokenizer: PreTrainedTokenizerFast, seed: int
 def documents(request: BaseRequest) -> list[tuple[Example, Prompt]]:
     """Demonstrations to pre-train on, each with its prompt: as many of every suite and of every difficulty.
 
-    A suite gives its share of what the training steps use, rounded up; no question of the excluded tables is among them.
+    A suite gives its share of what the training steps use, rounded up; no question of the excluded tables is among
+    them.
     """
     model = request.model
     excluded = {row["question"] for path in request.excluded for row in read_rows(path, "questions")}
