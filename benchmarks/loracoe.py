@@ -2,6 +2,8 @@
 
     python -m benchmarks.loracoe [--hidden 768] [--layers 6] [--adapters 6] [--rank 8] [--device cpu]
 
+X-LoRA is PEFT's, router and all: it runs the model twice and keeps no cache, so its decode is compared at fewer tokens.
+
 The variants run in alternation, so that what else the machine does meets all of them; the ratio of medians is printed.
 Weights are random: time does not depend on them.
 """
@@ -21,6 +23,7 @@ from models.loracoe.adapters import read_adapter
 from models.loracoe.gated import GatedModel
 from models.loracoe.pool import Pool, build_pool
 from models.loracoe.routers import SequenceRouter, TokenRouter
+from models.loracoe.xlora import xlora_model
 from models.shared_modules import shared_copy
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -66,6 +69,8 @@ def build(arguments: argparse.Namespace) -> dict[str, torch.nn.Module]:
     base = LlamaForCausalLM(config).eval().requires_grad_(False).to(arguments.device)
     with tempfile.TemporaryDirectory() as folder:
         pool = random_pool(base, Path(folder), arguments.adapters, arguments.rank)
+        experts = {str(index): Path(folder) / str(index) for index in range(arguments.adapters)}
+        x_lora = xlora_model(base, experts, seed=0)
         whole = write_random_adapter(base, Path(folder) / "whole", arguments.adapters * arguments.rank)
         plain = PeftModel.from_pretrained(shared_copy(base), whole).eval()
     one = GatedModel(shared_copy(base), pool)
@@ -84,6 +89,7 @@ def build(arguments: argparse.Namespace) -> dict[str, torch.nn.Module]:
         "dense task gates": dense.model,
         "sequence gates": sequence.model,
         "token gates": token.model,
+        "X-LoRA": x_lora,
     }
 
 

@@ -7,6 +7,7 @@ row anew for every token: right, and slow by X-LoRA's own nature.
 import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -20,14 +21,14 @@ from models.shared_modules import shared_copy
 from models.tokenization import decode
 
 
-def xlora_model(policy: Policy, adapters: Mapping[str, Path], seed: int, layerwise: bool = True) -> torch.nn.Module:
-    """PEFT's X-LoRA model on a copy of the policy's base, its classifier (one linear map) fresh, the rest frozen.
+def xlora_model(base: Any, adapters: Mapping[str, Path], seed: int, layerwise: bool = True) -> torch.nn.Module:
+    """PEFT's X-LoRA model on a copy of `base` (transformers), its classifier (one linear map) fresh, all else frozen.
 
     PEFT wants the adapters' names to be 0, 1, ... and a configuration without cache.
     """
     from peft import XLoraConfig, get_peft_model
 
-    network = shared_copy(policy.network)
+    network = shared_copy(base)
     network.config = copy.deepcopy(network.config)
     network.config.use_cache = False
     config = XLoraConfig(
@@ -42,7 +43,7 @@ def xlora_model(policy: Policy, adapters: Mapping[str, Path], seed: int, layerwi
         model = get_peft_model(network, config)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("internal_xlora_classifier" in name)
-    return model.to(policy.device).eval()
+    return model.to(base.device).eval()
 
 
 def train_xlora(

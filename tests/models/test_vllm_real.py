@@ -18,6 +18,7 @@ from data.settings import MixedCurriculum, PlainPrompt, RewardSettings
 from models.cell import run_rounds
 from models.loracoe.adapters import read_adapter
 from models.loracoe.export import export_adapter
+from models.loracoe.gated import GatedModel
 from models.loracoe.pool import build_pool
 from models.policy import Policy
 from models.requests import CellRequest, PolicyFiles
@@ -211,18 +212,32 @@ def test_full_weights_in_succession_and_back_to_the_base(files, three_servers, t
     assert server.stop() == 0
 
 
-@pytest.mark.parametrize("how", ["uniform", "pattern"])
-def test_composed_adapters_are_served_as_peft_computes_them(files, servers, tmp_path, how):
+@pytest.mark.parametrize("how", ["uniform", "pattern", "exact"])
+def test_exported_adapters_are_served_as_the_gated_model_computes_them(files, servers, tmp_path, how):
+    """The whole way: raw pool and gates → export → PEFT's policy → the server's samples, scored by the gated model."""
     pool = build_pool([read_adapter(files[name], name) for name in ("one", "two")])
-    gates = {
-        name: torch.rand(gate.shape) * (torch.rand(gate.shape) < 0.5)
-        for name, gate in pool.one_hot_gates("one").items()
-    }
+    gates = pool.one_hot_gates("two")
+    if how != "exact":
+        generator = torch.Generator().manual_seed(7)
+        for name, gate in gates.items():
+            kept = torch.rand(gate.shape, generator=generator) < 0.5
+            gates[name] = torch.rand(gate.shape, generator=generator) * kept
     exported = export_adapter(pool, gates, tmp_path / how, how, str(files["base"] / "model"), "card")
-    assert exported.rank <= 8
-    engine = engine_for(files, servers[:1], tmp_path / how)
-    outputs = engine.generate(inputs(), 1.0)
-    assert differences(engine.policy, inputs(), outputs, 1.0).mean() < BOUND
+    assert exported.rank <= exported.max_lora_rank == 8
+    outputs = engine_for(files, servers[:1], tmp_path / how).generate(inputs(), 1.0)
+    gated_policy = policy_of(files, None)
+    with GatedModel(gated_policy.network, pool) as gated:
+        found = differences(gated_policy, inputs(), outputs, 1.0)
+        gated.set_gates(gates)
+        assert differences(gated_policy, inputs(), outputs, 1.0).mean() < BOUND
+    assert found.mean() > 10 * BOUND, "the base would give others"
+
+
+def test_an_adapter_that_no_server_takes_is_refused_before_it_is_delivered(files, tmp_path):
+    wide = make_adapter(files["base"], tmp_path / "wide", 3, rank=513)
+    engine = make_engine(VLLMServerEngine(urls=("http://127.0.0.1:1",)), policy_of(files, wide))
+    with pytest.raises(UserError, match=r"up to rank 512, not 513.*compose fewer adapters"):
+        engine.generate(inputs(2), 1.0)
 
 
 def test_what_a_real_server_refuses(files, servers, tmp_path):

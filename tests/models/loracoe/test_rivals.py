@@ -106,7 +106,7 @@ def test_arrow_is_pefts(place, pool):
 
 def test_x_lora_trains_its_classifier_only_and_answers_as_pefts_generate(place):
     policy = policy_of(place)
-    model = xlora_model(policy, place[1], seed=0)
+    model = xlora_model(policy.network, place[1], seed=0)
     before = {name: value.clone() for name, value in model.named_parameters()}
     losses = train_xlora(model, examples(8), steps=8, learning_rate=5e-2, batch_size=8, seed=0)
     moved = {name for name, value in model.named_parameters() if not torch.equal(value, before[name])}
