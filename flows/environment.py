@@ -1,6 +1,9 @@
 """What Prefect must be told before it is imported, so that one command works without a server of one's own."""
 
 import os
+from pathlib import Path
+
+from data.errors import UserError
 
 DEFAULTS = {
     "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
@@ -23,7 +26,17 @@ DEFAULTS = {
 
 
 def prepare(console_level: str = "ERROR") -> None:
-    """Sets what is not set already; call before the first import of prefect. The terminal shows our own lines."""
+    """Sets what is not set already; call before the first import of prefect. The terminal shows our own lines.
+
+    Raises UserError where PREFECT_HOME cannot be made: Prefect makes no folders above it and would wait three minutes.
+    """
+    if home := os.environ.get("PREFECT_HOME"):
+        try:
+            Path(home).expanduser().mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"PREFECT_HOME: {home} cannot be made ({error.strerror}); name a folder to write in"
+            ) from None
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", console_level)

@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from flows import config, preflight
+from data.errors import UserError
+from flows import config, environment, preflight
 
 
 @pytest.mark.parametrize(
@@ -26,3 +27,14 @@ def test_a_reward_function_that_is_not_there(tmp_path, monkeypatch, path, messag
     assert all("reward.functions: reward function" in line and message in line for line in found)
     assert sys.path == before
     sys.modules.pop("my_rewards_here", None)
+
+
+def test_the_folder_of_prefect_is_made_with_those_above_it_or_refused(tmp_path, monkeypatch):
+    """Prefect makes no folders above its own, and waits for a database that cannot be."""
+    monkeypatch.setattr("os.environ", {"PREFECT_HOME": str(tmp_path / "not/there/yet")})
+    environment.prepare()
+    assert (tmp_path / "not/there/yet").is_dir()
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("os.environ", {"PREFECT_HOME": str(tmp_path / "file/prefect")})
+    with pytest.raises(UserError, match="PREFECT_HOME: "):
+        environment.prepare()
