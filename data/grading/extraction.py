@@ -8,7 +8,9 @@ MAX_TEXT = 200_000
 """Only the last characters of a longer text are read (our choice)."""
 
 _THINK = re.compile(
-    r"<\s*(/?)\s*(?:think|thinking|thought|reasoning)\s*>|<\|(?:begin|(end))_of_thought\|>", re.IGNORECASE
+    r"<\s*(/?)\s*(?:think|thinking|thoughts?|reasoning|scratchpad)(?:\s[^<>]{0,200})?>|<\|(?:begin|(end))_of_thought\|>"
+    r"|\[(/?)think\]|◁(/?)think▷",
+    re.IGNORECASE,
 )
 _RUN_ON = re.compile(
     r"(?:^[ \t>*#]*|(?<=[.!?}\]>$])[ \t]+|(?<=[0-9])[ \t]+)"
@@ -91,11 +93,11 @@ class Marked:
 
 def visible_part(text: str) -> str:
     """The text outside `<think>…</think>`; an opened and unfinished one hides everything after it."""
-    if "<" not in text or not _THINK.search(text):
+    if not ("<" in text or "[" in text or "◁" in text) or not _THINK.search(text):
         return text
     kept, position, hidden = [], 0, False
     for match in _THINK.finditer(text):
-        if not match[1] and not match[2]:
+        if not any(match.groups()):
             if not hidden:
                 kept.append(text[position : match.start()])
             hidden = True

@@ -7,7 +7,7 @@ from data.grading.equality import Undecided, same_answer
 from data.grading.expressions import Unreadable
 from data.grading.extraction import last_sentence
 from data.grading.latex import balanced, tidy
-from data.grading.numbers import parse_number_unmarked, sole_number
+from data.grading.numbers import is_doubtful, is_qualified, parse_number_unmarked, sole_number
 from data.grading.quantities import show
 from data.grading.selection import Reader
 from data.grading.symbolic import SymbolicFailure
@@ -79,9 +79,7 @@ def _sole_formula(text: str, formulas: list[str]) -> str | None:
     rest = _INLINE.sub(" ", text)
     if len(formulas) != 1 or any(character.isdigit() for character in rest):
         return None
-    if re.search(
-        r"\b(?:or|not|nor|maybe|perhaps|possibly|between|approximately|about)\b|n't\b|\?", rest, re.IGNORECASE
-    ):
+    if is_doubtful(rest) or is_qualified(text[: _INLINE.search(text).start()]):
         return None
     value = parse_math(formulas[0])
     return value if value is not None and _shape(value) not in (None, "words") else None

@@ -10,11 +10,24 @@ from data.grading.quantities import MAX_DIGITS, MAX_LENGTH, Quantity, equal_quan
 from data.grading.selection import Reader
 from data.grading.values import TooLarge, exact, is_unevaluated
 
+_DOUBT = (
+    r"or|could|might|may|either|neither|nor|not|never|hardly|cannot|between|about|approximately|around|almost|nearly"
+    r"|roughly|maybe|perhaps|possibly|probably|guess|if|unless|than|until|half|twice|double|triple|least|most|impossible"
+    r"|false|untrue|wrong|incorrect|doubts?|unlikely|nobody|no\s+way"
+)
 _HAZARDS = re.compile(
-    r"\b(?:or|could|might|may|either|neither|nor|not|never|hardly|cannot|between|about|approximately|around|almost|nearly|roughly|maybe|perhaps|possibly"
-    r"|probably|guess|if|unless|than|until|half|twice|double|triple|third|quarter|two|three|four|five|six|seven|eight|nine"
+    rf"\b(?:{_DOUBT}|third|quarter|two|three|four|five|six|seven|eight|nine"
     r"|ten|eleven|twelve|twenty|thirty|forty|fifty|step|ago|squared|cubed|root|factorial|negative|minus|plus|times"
-    r"|divided|over|under|least|most|point)\b|n['’]t\b|\?|≈|~|\\approx|√|\\sqrt|\^",
+    r"|divided|over|under|point)\b|n['’]t\b|\?|≈|~|\\approx|√|\\sqrt|\^",
+    re.IGNORECASE,
+)
+_DOUBTFUL = re.compile(rf"\b(?:{_DOUBT})\b|n['’]t\b|\?", re.IGNORECASE)
+_QUALIFIED = re.compile(
+    r"\b(?:above|below|beyond|beneath|near|nearer|within|past|mod|modulo|exceed(?:s|ed|ing)?|surpass(?:es|ed|ing)?"
+    r"|lack(?:s|ed|ing)?|without|no|log|ln|except|excluding|(?:up|down|close|closer|nearer)\s+to|upwards?\s+of"
+    r"|(?:anything|all)\s+but|divisible\s+by|divides?|(?:differ(?:s|ed|ent)?|far|away)\s+from"
+    r"|(?:multiples?|factors?|divisors?|reciprocal|inverse|opposite|squares?|cubes?|digits?|powers?|logarithm|fraction)"
+    r"\s+of)[\s$*\\(]*\Z",
     re.IGNORECASE,
 )
 _CLUSTER = re.compile(r"[0-9][0-9,./:]*|\.[0-9]+")
@@ -110,6 +123,16 @@ def parse_number_unmarked(text: str) -> Quantity | None:
     return sole_number(sentence)
 
 
+def is_doubtful(text: str) -> bool:
+    """Whether a sentence's words outside its formula leave open whether that is the answer."""
+    return bool(_DOUBTFUL.search(text))
+
+
+def is_qualified(before: str) -> bool:
+    """Whether the words directly before a number make something else of it: "exceeds", "divisible by", "square of"."""
+    return bool(_QUALIFIED.search(before))
+
+
 def sole_number(sentence: str) -> Quantity | None:
     """The only number of a sentence, after its last `=` if it has one; None where a word makes it doubtful."""
     if len(sentence) > MAX_LENGTH or _HAZARDS.search(sentence):
@@ -121,6 +144,8 @@ def sole_number(sentence: str) -> Quantity | None:
     start, end = clusters[0].span()
     end -= len(clusters[0][0]) - len(clusters[0][0].rstrip(",./:"))
     before, after = sentence[:start], sentence[end:]
+    if is_qualified(before):
+        return None
     prefix = re.search(r"(?:^|(?<=[\s(*:]))(-?[$€£¥₹]?-?)$", before)
     if not prefix or (after and not re.match(r"[\s.,!;:)*%$\"'”’]", after)):
         return None
