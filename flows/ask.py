@@ -5,6 +5,7 @@ from pathlib import Path
 
 from data import storage
 from data.errors import UserError
+from data.progress import Silent
 from flows.config import arm_settings, resolve
 from flows.inspect import run_settings
 from flows.preflight import computing_python
@@ -12,14 +13,6 @@ from models.requests import AnswerRequest, Device, PolicyFiles
 from tasks.compute import Compute
 
 TIMEOUT_SECONDS = 600.0
-
-
-class _Lines:
-    def log(self, message: str) -> None:
-        """Nothing: the answer is what is wanted."""
-
-    def progress(self, done: float, total: float, text: str = "") -> None:
-        """Nothing: the answer is what is wanted."""
 
 
 def weights_place(settings: dict, task: str, model: str) -> tuple[str, str] | None:
@@ -93,7 +86,7 @@ def ask(root: str, name: str, question: str, *, task: str | None, model: str | N
     )
     compute = Compute(settings.compute.threads, computing_python(settings.engine_of(model)))
     try:
-        answer = compute.call("models.evaluation:answer", request, None, _Lines(), TIMEOUT_SECONDS)
+        answer = compute.call("models.evaluation:answer", request, None, Silent(), TIMEOUT_SECONDS)
     finally:
         compute.close()
     print_answer(model, task, prefix, answer)

@@ -19,7 +19,6 @@ from models.requests import BaseRequest, ComposeRequest, Device
 from models.rollout.vllm_python import VLLM_LARGEST_RANK
 from models.settings import CompositionSettings, Dtype, PretrainedModel
 
-NO_TIMEOUT = 365 * 24 * 3600.0
 DEMONSTRATIONS = "demonstrations.parquet"
 
 
@@ -71,12 +70,10 @@ def compose(options: Namespace, rest: Sequence[str]) -> int:
     out = options.out.absolute()
     if out.exists() and not (out / storage.MANIFEST).is_file():
         raise UserError(f"--out: {out} exists and is no composition; name a new folder")
-    from tasks import display
-    from tasks.compute import Compute, MayPass, StepFailed
+    from tasks.compute import NO_TIMEOUT, Compute, MayPass, StepFailed
+    from tasks.display import StepLines
 
-    compute, shown = Compute(options.threads), display.for_terminal()
-    report = _Lines(shown)
-    shown.start("compose")
+    compute, report = Compute(options.threads), StepLines("compose")
     try:
         with storage.staging(str(out)) as folder:
             device = Device(device=options.device, threads=options.threads)
@@ -120,7 +117,7 @@ def compose(options: Namespace, rest: Sequence[str]) -> int:
         print(f"ratchet: the composition failed.\n{error}", file=sys.stderr)
         return 1
     finally:
-        shown.close()
+        report.close()
         compute.close()
     print("\n".join(told(found, settings, out)))
     return 0
@@ -186,21 +183,6 @@ def _prompt(options: Namespace) -> Prompt:
     if options.template is not None and "{question}" not in options.template:
         raise UserError("--template holds no {question}; say where the question stands")
     return ChatPrompt(**values) if options.prompt == "chat" else PlainPrompt(**values)
-
-
-class _Lines:
-    """Log lines and progress of the computing process, on the terminal."""
-
-    def __init__(self, shown: Any) -> None:
-        self._shown = shown
-
-    def log(self, message: str) -> None:
-        """One line."""
-        self._shown.log("compose", message)
-
-    def progress(self, done: float, total: float, text: str = "") -> None:
-        """How far it is."""
-        self._shown.progress("compose", done, total, text)
 
 
 def told(found: dict[str, Any], settings: CompositionSettings, out: Path) -> list[str]:

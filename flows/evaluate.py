@@ -17,8 +17,6 @@ from models.loracoe.files import check_not_routed
 from models.requests import BenchmarkRequest, Device
 from models.settings import Dtype
 
-NO_TIMEOUT = 365 * 24 * 3600.0
-"""An evaluation may take as long as it takes; it ends with the command."""
 DEFAULT_TOKENS = 512
 
 
@@ -67,10 +65,11 @@ def evaluate(options: argparse.Namespace) -> int:
     """
     request = evaluation_request(options)
     from flows.preflight import computing_python
-    from tasks.compute import Compute, MayPass, StepFailed
+    from tasks.compute import NO_TIMEOUT, Compute, MayPass, StepFailed
+    from tasks.display import StepLines
 
     compute = Compute(options.threads, computing_python(request.engine))
-    lines = _Lines()
+    lines = StepLines("evaluate")
     try:
         score = compute.call("models.benchmarking:evaluate_benchmarks", request, None, lines, NO_TIMEOUT)
     except (MayPass, StepFailed) as error:
@@ -211,28 +210,6 @@ def _prompt(options: argparse.Namespace, own: Prompt | None) -> Prompt | None:
         if getattr(options, name) is not None:
             values[name] = getattr(options, name)
     return (ChatPrompt if kind == "chat" else PlainPrompt).model_validate(values)
-
-
-class _Lines:
-    """Log lines and progress of the computing process, on the terminal."""
-
-    def __init__(self) -> None:
-        from tasks import display
-
-        self._display = display.for_terminal()
-        self._display.start("evaluate")
-
-    def log(self, message: str) -> None:
-        """One line."""
-        self._display.log("evaluate", message)
-
-    def progress(self, done: float, total: float, text: str = "") -> None:
-        """How far it is."""
-        self._display.progress("evaluate", done, total, text)
-
-    def close(self) -> None:
-        """Nothing more is shown."""
-        self._display.close()
 
 
 def regrade(file: Path, out: Path | None) -> int:

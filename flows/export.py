@@ -8,7 +8,8 @@ from typing import Any
 from data import serving as store
 from data import storage
 from data.errors import UserError
-from flows.ask import TIMEOUT_SECONDS, _Lines
+from data.progress import Silent
+from flows.ask import TIMEOUT_SECONDS
 from models.requests import Device, ExportRequest, PolicyFiles
 from tasks.compute import Compute
 
@@ -78,7 +79,7 @@ def _export(request: ExportRequest, out: Path) -> dict[str, Any]:
     with storage.staging(str(out.absolute())) as folder:
         compute = Compute(request.compute.threads)
         try:
-            made = compute.call("models.export:export", request, folder, _Lines(), TIMEOUT_SECONDS)
+            made = compute.call("models.export:export", request, folder, Silent(), TIMEOUT_SECONDS)
         finally:
             compute.close()
         if out.exists():

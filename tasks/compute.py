@@ -30,6 +30,8 @@ ROOT = Path(__file__).resolve().parents[1]
 POLL_SECONDS = 0.5
 CAUSE_SECONDS = 30.0
 STDERR_LINES = 40
+NO_TIMEOUT = 365 * 24 * 3600.0
+"""Seconds: for a command that may take as long as it takes and ends with its terminal."""
 
 
 class StepFailed(RuntimeError):

@@ -115,3 +115,23 @@ def use(display: Display) -> None:
 def for_terminal() -> Display:
     """Bars where standard output is a terminal, plain lines where it is not."""
     return RichDisplay() if sys.stdout.isatty() else PlainDisplay()
+
+
+class StepLines:
+    """The log lines and progress of one step that a command asks for, on the terminal."""
+
+    def __init__(self, subject: str) -> None:
+        self._subject, self._display = subject, for_terminal()
+        self._display.start(subject)
+
+    def log(self, message: str) -> None:
+        """One line."""
+        self._display.log(self._subject, message)
+
+    def progress(self, done: float, total: float, text: str = "") -> None:
+        """How far it is."""
+        self._display.progress(self._subject, done, total, text)
+
+    def close(self) -> None:
+        """Nothing more is shown."""
+        self._display.close()

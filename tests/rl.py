@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import torch
+
 from data.artifacts import write_table
 from models.policy import Policy
 from models.requests import Device, PolicyFiles, UpdateRequest
@@ -16,6 +18,18 @@ LORA = LoraTraining(rank=2, alpha=4)
 def make_base(folder: Path) -> PolicyFiles:
     """A base folder with a random Llama, without weights on top."""
     return PolicyFiles(base=save_base(folder))
+
+
+def make_adapter(folder: Path) -> PolicyFiles:
+    """A base with an adapter that is not the identity."""
+    base = make_base(folder / "base")
+    policy = Policy.load(base, LORA, CPU, trainable=True, seed=1)
+    with torch.no_grad():
+        for name, parameter in policy.trainable_parameters():
+            if "lora_B" in name:
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)) * 0.1)
+    policy.save(folder / "weights")
+    return PolicyFiles(base=base.base, weights=folder / "weights")
 
 
 def rollout_rows(files: PolicyFiles, rewards: list[list[float | None]], temperature: float = 1.0, seed: int = 0):

@@ -17,7 +17,7 @@ from models.settings import FullTraining, RLSettings
 from models.update import update
 from models.world import shares
 from tests.distributed import Case, as_asked, update_by, weights
-from tests.rl import CPU, LORA, make_base, rollout_rows, update_request
+from tests.rl import CPU, make_adapter, rollout_rows, update_request
 
 RATE = 0.05
 REWARDS = [[1.0, 0.0, 0.3], [0.0, 1.0, 1.0], [0.3, 0.9, 0.1], [1.0, 0.2, 0.0], [0.0, 0.0, 1.0]]
@@ -35,15 +35,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> PolicyFiles:
-    folder = tmp_path_factory.mktemp("policy")
-    base = make_base(folder / "base")
-    policy = Policy.load(base, LORA, CPU, trainable=True, seed=1)
-    with torch.no_grad():
-        for name, parameter in policy.trainable_parameters():
-            if "lora_B" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)) * 0.1)
-    policy.save(folder / "weights")
-    return PolicyFiles(base=base.base, weights=folder / "weights")
+    return make_adapter(tmp_path_factory.mktemp("policy"))
 
 
 def noisy(rows: list[dict], settings: dict) -> list[dict]:

@@ -15,7 +15,7 @@ from models.scoring import TokenRow
 from models.settings import FullTraining, GroupMean, GroupMeanStd
 from models.training_rows import train_rows
 from models.updater import Updater
-from tests.rl import CPU, LORA, make_base, rollout_rows, update_request
+from tests.rl import CPU, LORA, make_adapter, rollout_rows, update_request
 from tests.trl_peer import grpo_trainer, rloo_trainer
 
 REWARDS = [[1.0, 0.0, 0.2, 0.9], [0.0, 1.0, 1.0, 0.5], [0.3, 0.9, 0.1, 0.0], [1.0, 0.2, 0.4, 0.8]]
@@ -26,15 +26,7 @@ MAX_NEW_TOKENS = 16
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> PolicyFiles:
     """A base with an adapter that is not the identity."""
-    folder = tmp_path_factory.mktemp("policy")
-    base = make_base(folder / "base")
-    policy = Policy.load(base, LORA, CPU, trainable=True, seed=1)
-    with torch.no_grad():
-        for name, parameter in policy.trainable_parameters():
-            if "lora_B" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)) * 0.1)
-    policy.save(folder / "weights")
-    return PolicyFiles(base=base.base, weights=folder / "weights")
+    return make_adapter(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module")

@@ -11,16 +11,17 @@ import torch
 
 from data.artifacts import read_rows, write_table
 from data.progress import Silent
-from models import scoring, updater
+from models import row_scores, scoring
 from models.policy import Policy
 from models.requests import PolicyFiles
+from models.row_scores import score
 from models.scoring import TokenRow
 from models.settings import FullTraining
 from models.shared_prompts import completion_passes, group_batches
 from models.training_rows import TrainRow, train_rows
 from models.update import recompute_activations
-from models.updater import Updater, score
-from tests.rl import CPU, LORA, make_base, rollout_rows, update_request
+from models.updater import Updater
+from tests.rl import CPU, LORA, make_adapter, rollout_rows, update_request
 
 REWARDS = [[1.0, 0.0], [0.0, 1.0], [0.3, 0.9], [1.0, 0.2]]
 LOSSES = [
@@ -34,15 +35,7 @@ LOSSES = [
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> PolicyFiles:
-    folder = tmp_path_factory.mktemp("policy")
-    base = make_base(folder / "base")
-    policy = Policy.load(base, LORA, CPU, trainable=True, seed=1)
-    with torch.no_grad():
-        for name, parameter in policy.trainable_parameters():
-            if "lora_B" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)) * 0.1)
-    policy.save(folder / "weights")
-    return PolicyFiles(base=base.base, weights=folder / "weights")
+    return make_adapter(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture(scope="module")
@@ -340,7 +333,7 @@ def test_shared_prompts_with_full_gradients(files, rows, tmp_path, monkeypatch):
     """The gradient of every parameter, embeddings and prompts included."""
     base = PolicyFiles(base=files.base)
     shared = run(tmp_path / "shared", base, rows, parameters=FullTraining())
-    monkeypatch.setattr(updater, "shared_prompts", updater.whole_rows)
+    monkeypatch.setattr(row_scores, "shared_prompts", row_scores.whole_rows)
     equal(shared, run(tmp_path / "whole", base, rows, parameters=FullTraining()))
 
 

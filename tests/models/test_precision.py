@@ -11,11 +11,12 @@ from data.errors import UserError
 from data.progress import Silent
 from models.policy import Policy
 from models.requests import PolicyFiles
+from models.row_scores import score
 from models.scoring import TokenRow
 from models.settings import FullTraining
 from models.training_rows import train_rows
 from models.update import update
-from models.updater import Updater, score
+from models.updater import Updater
 from tests.rl import CPU, LORA, make_base, rollout_rows, update_request
 
 REWARDS = [[1.0, 0.0, 0.3], [0.0, 1.0, 0.6]]

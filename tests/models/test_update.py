@@ -18,7 +18,7 @@ from models.settings import FullTraining, LoraTraining
 from models.training_rows import plan_steps, train_rows
 from models.update import update
 from models.updater import Updater
-from tests.rl import CPU, LORA, make_base, rollout_rows, update_request
+from tests.rl import CPU, LORA, make_adapter, rollout_rows, update_request
 
 REWARDS = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, None, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]]
 
@@ -26,15 +26,7 @@ REWARDS = [[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0], [0.0, None, 1.0, 1.0], [0
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> PolicyFiles:
     """A base with an adapter that is not the identity."""
-    folder = tmp_path_factory.mktemp("policy")
-    base = make_base(folder / "base")
-    policy = Policy.load(base, LORA, CPU, trainable=True, seed=1)
-    with torch.no_grad():
-        for name, parameter in policy.trainable_parameters():
-            if "lora_B" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5)) * 0.1)
-    policy.save(folder / "weights")
-    return PolicyFiles(base=base.base, weights=folder / "weights")
+    return make_adapter(tmp_path_factory.mktemp("policy"))
 
 
 def run(request, out: Path) -> tuple[dict, dict[str, list[float]]]:

@@ -10,9 +10,9 @@ from data.settings import ActionRegularisation
 from models.meta_actions.actions import ActionTerm, action_logprobs, divergence, entropy, legal_logprobs
 from models.meta_actions.tags import boundaries, read_tags
 from models.pretraining import word_tokenizer
+from models.row_scores import Places, score
 from models.scoring import TokenRow, completion_logits
 from models.tokenization import sampled_offsets
-from models.updater import Places, score
 from tests.data.meta_traces import FIXED, trace
 from tests.tiny import tiny_llama
 
