@@ -73,9 +73,14 @@ class Browser:
             assert time.monotonic() < deadline, f"not true within {seconds:g} s: {expression}"
             time.sleep(0.2)
 
-    def picture_widths(self) -> list[int]:
-        """Natural widths of the pictures with data of their own; 0 for one that the browser cannot read."""
-        return self.value("[...document.images].filter(i => i.src.startsWith('data:')).map(i => i.naturalWidth)")
+    def picture_widths(self, least: int) -> list[int]:
+        """Natural widths of the pictures with data of their own; 0 for one that the browser cannot read.
+
+        Waits until the page has at least `least` of them: the text of a page is there before they are.
+        """
+        pictures = "[...document.images].filter(i => i.src.startsWith('data:'))"
+        self.wait(f"{pictures}.length >= {least} && {pictures}.every(i => i.complete)")
+        return self.value(f"{pictures}.map(i => i.naturalWidth)")
 
     def screenshot(self, path: Path) -> None:
         """Writes what is seen as a PNG file."""
